@@ -1,0 +1,3 @@
+# Waves of many lengths, read at the position and added to the token embedding. Nothing to train, and no end.
+# Vaswani 2017, section 3.5.
+position = 'sinusoidal'

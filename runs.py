@@ -1,0 +1,141 @@
+"""
+Runs: what train.py, sample.py, compare.py and bench.py share about a device, a checkpoint and the loss of a model on a text.
+"""
+import contextlib
+import errno
+import os
+import pickle
+import zipfile
+
+import numpy as np
+import torch
+
+from configurator import fail
+from model import GPT, GPTConfig
+
+DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the machine
+
+def pick_device(name):
+    """The torch device for the setting `device`: 'auto' takes CUDA, else MPS, else the CPU. One line for what is not there."""
+    if name == 'auto':
+        return torch.device('cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu')
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        fail(f'there is no device {name!r}; use auto, cpu, cuda, cuda:0 or mps')
+    if device.type not in ('cpu', 'cuda', 'mps'):
+        fail(f'device {name!r} is not supported; use auto, cpu, cuda, cuda:0 or mps')
+    if device.type == 'cuda' and not torch.cuda.is_available():
+        fail(f'device {name!r} was asked for, but PyTorch finds no CUDA GPU here; use --device=cpu')
+    if device.type == 'cuda' and (device.index or 0) >= torch.cuda.device_count():
+        fail(f'device {name!r} was asked for, but there are only {torch.cuda.device_count()} GPUs; count from cuda:0')
+    if device.type == 'mps' and not torch.backends.mps.is_available():
+        fail(f'device {name!r} was asked for, but PyTorch finds no MPS here; use --device=cpu')
+    return device
+
+
+def autocast(device, dtype):
+    """The context in which forward passes run: matrix products in `dtype`; for float32 none."""
+    if dtype not in DTYPES:
+        fail(f'dtype must be one of {", ".join(DTYPES)}, not {dtype!r}')
+    return contextlib.nullcontext() if dtype == 'float32' else torch.autocast(device.type, dtype=DTYPES[dtype])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# files
+
+def write_whole(path, write):
+    """Writes a file beside, flushes it to the disk and renames it: `path` always holds a whole file, the old or the new one.
+    write(file) gets a binary file. Ends the script with one line if the disk is full or the like."""
+    part = f'{path}.{os.getpid()}.part'
+    try:
+        with open(part, 'wb') as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except (OSError, RuntimeError) as error:            # torch.save reports a full disk as a RuntimeError
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error).splitlines()[0]
+        fail(f'{path} could not be written ({reason}); what was there before is whole: free some space, then resume')
+    finally:
+        with contextlib.suppress(OSError):
+            os.remove(part)
+
+
+def load_checkpoint(path, device='cpu'):
+    """A checkpoint of train.py's (or nanoGPT's), unpickled by a loader that knows tensors and plain values only. One line on faults."""
+    if os.path.isdir(path):
+        fail(f'{path} is a directory; name the checkpoint in it')
+    if not os.path.exists(path):
+        fail(f'there is no checkpoint {path}; train a run first, or check the path')
+    try:
+        checkpoint = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError:
+        fail(f'{path} holds more than tensors and plain values, or is damaged, and is not opened; take it from another copy')
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno == errno.EACCES else 'it is cut short or damaged'
+        fail(f'{path} cannot be read ({reason}); take it from another copy, or train again')
+    if not (isinstance(checkpoint, dict) and isinstance(checkpoint.get('model'), dict)
+            and isinstance(checkpoint.get('model_args'), dict)):
+        fail(f'{path} is no checkpoint of a GPT: it lacks model or model_args')
+    return checkpoint
+
+
+def make_model(checkpoint, path, **changes):
+    """The model of a checkpoint, with some of its settings changed (such as rope_scaling='yarn'). One line where that cannot be."""
+    try:
+        config = GPTConfig(**{**checkpoint['model_args'], **changes})
+    except (TypeError, ValueError) as error:
+        fail(f'{path}: {error}')
+    model = GPT(config)
+    # torch.compile and nanoGPT leave their marks in the names
+    weights = {name.removeprefix('_orig_mod.'): tensor for name, tensor in checkpoint['model'].items()
+               if not name.endswith(('.attn.bias', '.attn.masked_bias'))}
+    try:
+        model.load_state_dict(weights)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        fail(f"{path}: the weights do not fit the model that its settings describe ({str(error).splitlines()[-1].strip()})")
+    return model
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the loss of a model on a text
+
+def window_starts(n_tokens, block_size, n_windows=None):
+    """
+    Where the windows of an evaluation start: side by side, so that each token but the first is predicted once; the last window may
+    be shorter. With n_windows, so many of the whole ones, evenly spaced: the same ones for every model and every time.
+    """
+    starts = np.arange(0, n_tokens - 1, block_size)
+    if n_windows is None:
+        return starts
+    whole = starts[:max((n_tokens - 1) // block_size, 1)]
+    return whole[np.linspace(0, len(whole) - 1, min(n_windows, len(whole))).round().astype(int)]
+
+
+@torch.inference_mode()
+def sum_of_losses(model, tokens, starts, block_size, batch_size, device, context):
+    """
+    The model's loss on the windows of `tokens` (uint16 array) that begin at `starts`: (sum in nats, number of tokens predicted).
+
+    A window is block_size tokens read and as many predicted, one further; fewer where the text ends. context: from autocast().
+    """
+    was_training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    lengths = np.minimum(block_size, len(tokens) - 1 - starts)
+    for length in np.unique(lengths)[::-1]:
+        same = starts[lengths == length]
+        for i in range(0, len(same), batch_size):
+            windows = torch.from_numpy(tokens[same[i:i + batch_size, None] + np.arange(length + 1)].astype(np.int64)).to(device)
+            with context:
+                _, loss = model(windows[:, :-1], windows[:, 1:])
+            predicted = windows[:, 1:].numel()
+            total += loss.item() * predicted
+            count += predicted
+    model.train(was_training)
+    return total, count
