@@ -60,12 +60,15 @@ class GPTConfig:
             need(value in choices, f'{name} must be one of {", ".join(choices)}, not {value!r}')
 
         for field in fields(self):
-            value, optional = getattr(self, field.name), field.default is None
+            value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
             number = field.type in (int, float)
-            right = (isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-                     and (field.type is float or value == int(value))) if number else isinstance(value, field.type)
-            need(right or (optional and value is None), f'{field.name} must be of type {field.type.__name__}, not {value!r}')
-            if number and value is not None and field.name not in ('dropout', 'sinusoidal_scale'):
+            right = isinstance(value, (int, float) if field.type is float else field.type)
+            if number:                                  # True is an int to Python; nan is below nothing
+                right = right and not isinstance(value, bool) and abs(value) < 1e300
+            need(right, f'{field.name} must be of type {field.type.__name__}, not {value!r}')
+            if number and field.name not in ('dropout', 'sinusoidal_scale'):
                 need(value > 0, f'{field.name} must be positive, not {value}')
         need(0 <= self.dropout < 1, f'dropout must be in [0, 1), not {self.dropout}')
         need_choice('position', SCHEMES)
@@ -84,6 +87,8 @@ class GPTConfig:
         else:
             need(self.rope_scaling == 'none', f'rope_scaling extends RoPE only: it cannot be used with position {self.position!r}')
         need(self.rope_factor >= 1, f'rope_factor must be at least 1, not {self.rope_factor}')
+        need(self.rope_factor == 1 or self.rope_scaling != 'none',
+             f'rope_factor {self.rope_factor} has no effect without a rope_scaling: choose one of {", ".join(ROPE_SCALINGS[1:])}')
         need(self.yarn_beta_fast > self.yarn_beta_slow, 'yarn_beta_fast must be above yarn_beta_slow '
              f'({self.yarn_beta_fast} is not above {self.yarn_beta_slow})')
         if self.position == 't5':
@@ -261,9 +266,10 @@ class Shaw(Position):
         if self.a_v is None:
             return None
         row, _ = shared
-        by_row = weights.new_zeros(*weights.shape[:3], self.a_v.size(1))                # (B, nh, Tq, rows): the weight that each
-        by_row = by_row.scatter_add(-1, row.expand_as(weights), weights)                # row of the table gets in total
-        return by_row @ self.a_v[layer].to(weights.dtype)                               # (B, nh, Tq, hs)
+        weights32 = weights.float()                     # the last row gathers many small weights, whose sum bfloat16 would lose
+        by_row = weights32.new_zeros(*weights.shape[:3], self.a_v.size(1))              # (B, nh, Tq, rows): the weight that each
+        by_row = by_row.scatter_add(-1, row.expand_as(weights), weights32)              # row of the table gets in total
+        return (by_row @ self.a_v[layer].float()).to(weights.dtype)                     # (B, nh, Tq, hs)
 
 
 class TUPE(Position):
@@ -370,7 +376,7 @@ def rope_frequencies(head_size, base=10000.0, scaling='none', factor=1.0, origin
             """The pair index, as a real number, of the wave that turns so many times within the original length."""
             return head_size * math.log(original_length / (2 * math.pi * times)) / (2 * math.log(base))
         low = max(math.floor(pair_that_turns(beta_fast)), 0)
-        high = min(math.ceil(pair_that_turns(beta_slow)), head_size - 1)
+        high = max(min(math.ceil(pair_that_turns(beta_slow)), head_size - 1), low)     # never below low, which would turn the ramp round
         if high == low:
             high += 0.001                                                               # no division by zero
         pair = torch.arange(head_size // 2, dtype=torch.float64, device='cpu')
@@ -467,9 +473,8 @@ def attend(q, k, v, scale, bias=None, mask=None, is_causal=False, dropout=0.0):
         bias = mask
     if bias is not None and (q.device.type != 'cpu' or q.dtype == torch.float64):
         bias = bias.to(q.dtype)     # the CPU's kernel takes a float32 bias beside bfloat16 queries, others want one dtype
-    with torch.autocast(q.device.type, enabled=False):                  # which would round the bias
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, dropout_p=dropout,
-                                              is_causal=bias is None and is_causal and Tq == Tk)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, dropout_p=dropout,
+                                          is_causal=bias is None and is_causal and Tq == Tk)
 
 
 def attend_written_out(q, k, v, scale, bias=None, mask=None, dropout=0.0, values=None):
@@ -499,13 +504,14 @@ class CausalSelfAttention(nn.Module):
         v = qkv[:, :, 2].transpose(1, 2)                                                # (B, nh, T, hs)
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)                                       # (B, nh, Tk, hs) each
-        bias = position.bias(q, shared, self.layer)                                     # door 3
         dropout = self.dropout if self.training else 0.0
-        if self.written_out:
-            y = attend_written_out(q, k, v, position.score_scale, bias, mask, dropout,
-                                   values=lambda weights: position.values(weights, shared, self.layer))
-        else:
-            y = attend(q, k, v, position.score_scale, bias, mask, self.causal, dropout)
+        with torch.autocast(x.device.type, enabled=False):                              # which would round scores and biases
+            bias = position.bias(q, shared, self.layer)                                 # door 3
+            if self.written_out:
+                y = attend_written_out(q, k, v, position.score_scale, bias, mask, dropout,
+                                       values=lambda weights: position.values(weights, shared, self.layer))
+            else:
+                y = attend(q, k, v, position.score_scale, bias, mask, self.causal, dropout)
         y = y.transpose(1, 2).reshape(B, T, C)                                          # heads side by side again
         return self.resid_dropout(self.c_proj(y))
 
@@ -525,11 +531,13 @@ class Cache:
     def clear(self):
         self.tokens, self.length = [], 0
 
+    @torch.compiler.disable             # plain bookkeeping, which a compiled model would be compiled anew for at every length
     def read(self, idx):
         """Called once a forward pass, after all layers have extended: notes the tokens that have been read."""
         self.tokens.append(idx)
         self.length += idx.size(1)
 
+    @torch.compiler.disable
     def extend(self, layer, k, v):
         """Puts k and v, (B, nh, T, hs), behind what the layer holds; returns all its keys and values, (B, nh, length + T, hs) each."""
         end, memory = self.length + k.size(2), self.memory[layer]
@@ -621,6 +629,8 @@ class GPT(nn.Module):
         """
         T = idx.size(1)
         position = self.transformer.wpe
+        if cache is not None and len(idx) != cache.batch_size:
+            raise ValueError(f'the cache was made for a batch of {cache.batch_size}, not {len(idx)}')
         read = idx                                      # what this pass reads: idx, in all cases but one
         if cache is not None and cache.length > 0 and cache.length + T > position.recomputes_from:
             read = torch.cat([*cache.tokens, idx], dim=1)
@@ -695,7 +705,9 @@ class GPT(nn.Module):
     # generation
 
     def make_cache(self, batch_size):
-        """An empty cache for `batch_size` sequences: see class Cache."""
+        """An empty cache for `batch_size` sequences: see class Cache. ValueError for a model that is not causal."""
+        if not self.config.causal:
+            raise ValueError('without a causal mask every new token changes the states of all before it, so there is nothing to cache')
         return Cache(self.config.n_layer, batch_size)
 
     @torch.inference_mode()
@@ -754,14 +766,22 @@ class Float32Muon(torch.optim.Muon):
 
 
 def orthogonalise(matrices, steps=5):
-    """Each matrix with its singular values brought near 1: (n, rows, columns) to the same. Newton-Schulz, coefficients of Jordan 2024."""
+    """
+    Each matrix with its singular values brought near 1: (n, rows, columns) to the same. Newton-Schulz, coefficients of Jordan 2024:
+    every step takes x to (a + b g + c g^2) x, g = x x^T, a polynomial that pushes singular values of 0..1 towards 1.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrices.size(1) > matrices.size(2)
     x = matrices.transpose(1, 2) if tall else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)            # singular values of at most 1
-    for _ in range(steps):                                              # each s becomes a s + b s^3 + c s^5
-        gram = x @ x.transpose(1, 2)
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    gram = x @ x.transpose(1, 2)                                        # (n, rows, rows), rows being the fewer now
+    identity = torch.eye(gram.size(1), device=gram.device)
+    total = identity                            # all polynomials are in one g, so they commute: multiply them up, and x at the end
+    for _ in range(steps):
+        polynomial = a * identity + b * gram + c * gram @ gram
+        total = polynomial @ total
+        gram = polynomial @ gram @ polynomial                           # x x^T of the new x
+    x = total @ x
     return x.transpose(1, 2) if tall else x
 
 
@@ -775,7 +795,7 @@ def choose(logits, temperature=1.0, top_k=None, top_p=None, generator=None):
         logits = logits.masked_fill(logits < smallest, -math.inf)
     if top_p is not None and top_p < 1:
         ordered, order = logits.sort(descending=True, dim=-1)
-        before = ordered.softmax(dim=-1).cumsum(dim=-1) - ordered.softmax(dim=-1)       # the probability of all that are likelier
-        ordered = ordered.masked_fill(before >= top_p, -math.inf)                       # the likeliest itself always stays
+        likelier = ordered.softmax(dim=-1).cumsum(dim=-1)[:, :-1]       # the probability of all before the second, the third, ..
+        ordered[:, 1:].masked_fill_(likelier >= top_p, -math.inf)       # the likeliest itself always stays
         logits = torch.full_like(logits, -math.inf).scatter(-1, order, ordered)
     return torch.multinomial(logits.softmax(dim=-1), num_samples=1, generator=generator)

@@ -9,6 +9,7 @@ import zipfile
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from configurator import fail
 from model import GPT, GPTConfig
@@ -139,3 +140,46 @@ def sum_of_losses(model, tokens, starts, block_size, batch_size, device, context
             count += predicted
     model.train(was_training)
     return total, count
+
+
+@torch.inference_mode()
+def token_losses(model, tokens, length, device, context, stride=None):
+    """
+    The model's loss at every token of `tokens` (array of ids) but the first: float32 array, one shorter, in nats.
+
+    The text is read in windows of `length` tokens, each as if nothing stood before it. They stand side by side, so that a token is
+    predicted from between 1 and `length` tokens; the last window may be shorter. With a stride below length they overlap: each begins
+    `stride` tokens after the one before and scores only what that one did not reach, so that every token is predicted from at least
+    length - stride + 1 tokens, save those in the first window.
+
+    Long windows are read in pieces, through the model's cache, so that memory stays bounded: at 16,384 tokens a model of the default
+    size takes a few hundred MB. (RoPE's dynamic scaling is the exception: beyond its original length a window is read in one piece,
+    with the frequencies that the whole window calls for.)
+    """
+    n_tokens = len(tokens) - 1
+    stride = stride or length
+    starts = np.arange(0, max(n_tokens - length, 0) + stride, stride)
+    lengths = np.minimum(length, n_tokens - starts)
+    # What a pass holds per token: attention scores in each head, and logits. 2 ** 24 float32 numbers are 64 MB.
+    piece = 2 ** 24 // max(model.config.n_head * length, model.config.vocab_size)
+    piece = length if length > model.transformer.wpe.recomputes_from else min(max(piece, 1), 4096)
+    losses = np.empty(n_tokens, dtype=np.float32)
+    was_training = model.training
+    model.eval()
+    for width in np.unique(lengths):
+        same, batch_size = np.flatnonzero(lengths == width), max(piece // width, 1)
+        for numbers in np.split(same, range(batch_size, len(same), batch_size)):
+            windows = torch.from_numpy(tokens[starts[numbers, None] + np.arange(width + 1)].astype(np.int64)).to(device)
+            cache = model.make_cache(len(windows)) if piece < width else None
+            pieces = []
+            for begin in range(0, width, piece):
+                inputs, targets = windows[:, begin:begin + piece], windows[:, begin + 1:begin + piece + 1]
+                inputs = inputs[:, :targets.size(1)]    # the last token of a window is only predicted
+                with context:
+                    logits, _ = model(inputs, targets, cache=cache)
+                pieces.append(F.cross_entropy(logits.float().transpose(1, 2), targets, reduction='none'))
+            for number, row in zip(numbers, torch.cat(pieces, dim=1).cpu().numpy()):
+                reached = starts[number - 1] + length if number else 0          # by the window before
+                losses[reached:starts[number] + width] = row[reached - starts[number]:]
+    model.train(was_training)
+    return losses

@@ -96,7 +96,7 @@ import torch
 import torch.distributed
 from tqdm import tqdm
 
-from dataset import Dataset, prepare_if_missing
+from dataset import Dataset, data_folder, prepare_if_missing
 from model import GPT, GPTConfig
 from runs import DTYPES, autocast, load_checkpoint, make_model, pick_device, sum_of_losses, window_starts, write_whole
 
@@ -140,7 +140,7 @@ model_settings = ['n_layer', 'n_head', 'n_embd', 'block_size', 'dropout', 'bias'
                   'shaw_max_distance', 'shaw_values', 'rope_base', 'rope_layout', 'rope_scaling', 'rope_factor', 'rope_original_length',
                   'rope_attention_factor', 'yarn_beta_fast', 'yarn_beta_slow', 't5_buckets', 't5_max_distance']
 # Settings that may differ when a run is resumed; a change of any other would make it another run.
-free_to_change = ['out_dir', 'init_from', 'overwrite', 'max_iters', 'lr_decay_iters', 'log_interval', 'eval_only', 'wandb_log',
+free_to_change = ['out_dir', 'init_from', 'overwrite', 'max_iters', 'lr_decay_iters', 'eval_interval', 'log_interval', 'eval_only', 'wandb_log',
                   'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile', 'backend']
 
 source = None                   # the checkpoint that we start from
@@ -177,7 +177,7 @@ if device.type == 'cpu' and settings['dtype'] == 'float16':
     fail('dtype float16 is not for training on a CPU; use float32 or bfloat16')
 if settings['dtype'] == 'bfloat16' and device.type == 'cuda' and not torch.cuda.is_bf16_supported():
     settings['dtype'] = 'float16'
-device_setting, settings['out_dir'] = device, out_dir
+settings['out_dir'] = out_dir
 globals().update({key: value for key, value in settings.items() if key != 'device'})
 
 for key, least in dict(batch_size=1, gradient_accumulation_steps=1, max_iters=1, warmup_iters=0, lr_decay_iters=1, eval_interval=1,
@@ -203,7 +203,11 @@ forward_context = autocast(device, dtype)
 # ----------------------------------------------------------------------------------------------------------------------
 # the data
 
-data = Dataset(prepare_if_missing(dataset))
+if master:
+    prepare_if_missing(dataset)
+if world_size > 1:
+    torch.distributed.barrier()
+data = Dataset(data_folder(dataset))
 for split in ('train', 'val'):
     if len(data.tokens(split)) <= block_size:
         fail(f'the {split} part of {dataset} has {len(data.tokens(split))} tokens: block_size must be below that, not {block_size}')
@@ -263,6 +267,8 @@ if resuming:
     scaler.load_state_dict(source['scaler'])
     batch_generator.set_state(source['batch_generator'])
     torch.set_rng_state(source['torch_generator'])
+    if device.type == 'cuda' and source['cuda_generator'] is not None:
+        torch.cuda.set_rng_state(source['cuda_generator'], device)
     iteration, seconds, best_val_loss, log = source['iter_num'], source['seconds'], source['best_val_loss'], source['log']
     loss_sum, loss_count, wandb_id = source['loss_sum'], source['loss_count'], source['wandb_id']
 source = None                                           # frees its memory
@@ -271,12 +277,10 @@ model = raw_model
 if compile:
     model = torch.compile(raw_model)
     try:                                                # compiling happens at the first call: find out now whether it works
-        state = torch.get_rng_state()
         tokens = torch.zeros(batch_size, block_size, dtype=torch.int64, device=device)
-        with forward_context:
+        with torch.random.fork_rng(), forward_context:  # dropout's random numbers are not used up
             model(tokens, tokens)[1].backward()
         raw_model.zero_grad(set_to_none=True)
-        torch.set_rng_state(state)
     except Exception as error:                          # no C++ compiler, an unsupported GPU ...
         say(f'torch.compile does not work here ({type(error).__name__}): going on without it')
         model = raw_model
@@ -304,7 +308,8 @@ def save(path):
         model=raw_model.state_dict(), model_args=model_args, config=settings, tokenizer=data.meta['tokenizer'],
         optimizer=[one.state_dict() for one in optimizers], scaler=scaler.state_dict(),
         iter_num=iteration, best_val_loss=best_val_loss, seconds=seconds, log=log, loss_sum=loss_sum, loss_count=loss_count,
-        batch_generator=batch_generator.get_state(), torch_generator=torch.get_rng_state(), wandb_id=wandb_id)
+        batch_generator=batch_generator.get_state(), torch_generator=torch.get_rng_state(),
+        cuda_generator=torch.cuda.get_rng_state(device) if device.type == 'cuda' else None, wandb_id=wandb_id)
     write_whole(path, lambda file: torch.save(state, file))
 
 
@@ -317,10 +322,13 @@ def write_log():
 
 
 def write_settings():
-    here = os.path.dirname(os.path.abspath(__file__))
-    commit = subprocess.run(['git', 'describe', '--always', '--dirty', '--abbrev=40'], cwd=here, capture_output=True, text=True)
+    try:
+        commit = subprocess.run(['git', 'describe', '--always', '--dirty', '--abbrev=40'], capture_output=True, text=True,
+                                cwd=os.path.dirname(os.path.abspath(__file__))).stdout.strip()
+    except OSError:                                     # no git here
+        commit = ''
     versions = dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__, device=str(device),
-                    threads=torch.get_num_threads(), git_commit=commit.stdout.strip() or None)
+                    threads=torch.get_num_threads(), git_commit=commit)
     content = json.dumps(dict(settings=settings, model_args=model_args, data=data.meta['sha256'], versions=versions), indent=1)
     write_whole(os.path.join(out_dir, 'config.json'), lambda file: file.write(content.encode()))
 
@@ -471,12 +479,14 @@ while True:
                                  + (f', MFU {mfu:.0%}' if mfu else ''))
         last_time, last_iteration = now, iteration
 
-# The figure that runs are compared by: every token of the validation text, with the last weights.
+# The figure that runs are compared by: every token of the validation text, with the last weights. last.pt is saved before it is
+# logged: a run that goes on to more steps then has a log without it, as if it had never stopped here.
+if master:
+    save(last_path)
 val_loss = validation_loss(window_starts(len(data.tokens('val')), block_size))
 add_row(val_loss)
 progress.close()
 if master:
-    save(last_path)
     write_log()
     try:
         draw_curve()

@@ -1,0 +1,118 @@
+"""
+Text from a trained run, streamed as it is made; or the same prompt through several, one under the other.
+
+    python sample.py --out_dir=out/rope --start="To be, or not to be"
+    python sample.py out/learned out/rope out/alibi --start=FILE:prompt.txt --temperature=0
+    python sample.py out/rope --rope_scaling=yarn --rope_factor=4 --context=512
+"""
+import codecs
+import glob
+import os
+import signal
+import sys
+
+from configurator import configure, fail
+
+# ----------------------------------------------------------------------------------------------------------------------
+out_dir: str = None             # the run; several can be named without a flag
+start = '\n'                    # the prompt; 'FILE:prompt.txt' reads it from a file
+num_samples = 1                 # texts per run
+max_new_tokens = 500            # tokens per text
+temperature = 0.8               # 0: always the likeliest token; below 1 bolder, above 1 wilder than the model thinks
+top_k: int = 200                # sample from the k likeliest tokens only; None: from all
+top_p: float = None             # sample from the fewest tokens that hold this probability; None: from all
+seed = 1337                     # the same seed gives the same text
+context: int = None             # the window in tokens, also beyond the trained length; None: the run's block_size
+rope_scaling: str = None        # rope runs: none, linear, ntk, dynamic, yarn or llama3; None: as trained
+rope_factor: float = None       # rope runs: length wanted / length trained; None: as trained
+rope_original_length: int = None    # rope runs: length trained; None: as trained
+dataset: str = None             # for checkpoints that carry no vocabulary, such as nanoGPT's: the data set that has it
+device = 'auto'                 # auto, cpu, cuda, cuda:0, mps
+dtype: str = None               # float32, bfloat16 or float16; None: bfloat16 on CUDA, else float32
+compile = False                 # torch.compile the model: slow to start
+# ----------------------------------------------------------------------------------------------------------------------
+settings, given, runs = configure(globals(), __file__, arguments_are='runs')
+runs = runs + ([out_dir] if out_dir else [])
+
+for name, low, high in (('num_samples', 1, 10 ** 6), ('max_new_tokens', 0, 10 ** 9), ('temperature', 0, 1e6), ('top_k', 1, 10 ** 9),
+                        ('top_p', 1e-9, 1), ('context', 1, 10 ** 9), ('seed', 0, 2 ** 63 - 1)):
+    if settings[name] is not None and not low <= settings[name] <= high:
+        fail(f'{name} must be from {low} to {high}, not {settings[name]}')
+if not runs:
+    there = ' '.join(sorted(os.path.dirname(path) for path in glob.glob('out/*/ckpt.pt')))
+    fail('which run? name one or more, as in: python sample.py ' + (there or 'out/rope') + ('' if there else ' (train it first)'))
+if start.startswith('FILE:'):
+    try:
+        with open(start[5:], encoding='utf-8') as file:
+            start = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f'the prompt file {start[5:]} cannot be read as UTF-8 text ({getattr(error, "strerror", None) or "not UTF-8"}); check it')
+if not start:
+    fail('the prompt is empty; give --start at least one character')
+
+import torch                    # after configure(), so that --help and mistakes in flags answer at once
+
+from dataset import GPT2_VOCABULARY, Dataset, data_folder, make_tokenizer
+from runs import autocast, load_checkpoint, make_model, pick_device
+
+device = pick_device(device)
+forward_context = autocast(device, dtype or ('bfloat16' if device.type == 'cuda' else 'float32'))
+torch.set_float32_matmul_precision('high')
+changes = {name: settings[name] for name in ('rope_scaling', 'rope_factor', 'rope_original_length') if settings[name] is not None}
+
+
+def tokenizer_of(checkpoint, path):
+    """The checkpoint carries its run's own tokenizer, so the data folder may be gone; nanoGPT's checkpoints carry none."""
+    try:
+        if 'tokenizer' in checkpoint:
+            return make_tokenizer(checkpoint['tokenizer'])
+        if dataset:
+            return Dataset(data_folder(dataset)).tokenizer
+        if checkpoint['model_args']['vocab_size'] >= GPT2_VOCABULARY:
+            return make_tokenizer({'kind': 'gpt2'})
+    except ValueError as error:
+        fail(f'{path}: {error}')
+    fail(f'{path} carries no vocabulary; name the data set that it was trained on, such as --dataset=tinyshakespeare')
+
+
+def load(run):
+    """A run's model, tokenizer, and the prompt in tokens: (1, T)."""
+    path = run if run.endswith('.pt') else os.path.join(run, 'ckpt.pt')
+    checkpoint = load_checkpoint(path)
+    model = make_model(checkpoint, path, **changes).to(device).eval()
+    if context is not None and model.config.position == 'learned' and context > model.config.block_size:
+        fail(f'{path}: the learned position table ends at {model.config.block_size} tokens; context cannot be {context}')
+    tokenizer = tokenizer_of(checkpoint, path)
+    try:
+        prompt = tokenizer.encode(start)
+    except ValueError as error:
+        fail(f'{path}: the prompt cannot be encoded: {error}')
+    if tokenizer.vocab_size > model.config.vocab_size:
+        fail(f'{path}: its tokenizer has {tokenizer.vocab_size} tokens, its model {model.config.vocab_size}; they do not belong together')
+    return model, tokenizer, torch.from_numpy(prompt.astype('int64'))[None].to(device), checkpoint.get('best_val_loss')
+
+
+def write(text):
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+loaded = [(run, *load(run)) for run in runs]            # all of them first: a mistake in the last one shows at once
+signal.signal(signal.SIGINT, signal.SIG_DFL)            # Ctrl-C ends the text, without a traceback
+if hasattr(signal, 'SIGPIPE'):
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # and so does a closed pipe, as in `| head`
+
+for run, model, tokenizer, prompt, val_loss in loaded:
+    if len(runs) > 1:
+        write(f'=== {run}: {model.config.position}, validation loss {val_loss:.4f} ===\n')
+    if compile:
+        model.forward = torch.compile(model.forward, dynamic=True)
+    for number in range(num_samples):
+        generator = torch.Generator(device).manual_seed(seed + number)
+        decoder = codecs.getincrementaldecoder('utf-8')(errors='replace')       # a BPE token may be half a character
+        write(start)
+        with forward_context:
+            for token in model.stream(prompt, max_new_tokens, temperature, top_k, top_p, context, generator):
+                ids = [token.item()] if token.item() < tokenizer.vocab_size else []     # padding of the vocabulary is no text
+                write(decoder.decode(tokenizer.decode_bytes(ids)))
+        write(decoder.decode(b'', final=True) + '\n' + '-' * 15 + '\n')
