@@ -19,6 +19,7 @@ import operator
 import os
 import sys
 import tokenize
+import warnings
 from collections import namedtuple
 
 Configuration = namedtuple('Configuration', 'settings given arguments')     # what configure() returns: see there
@@ -26,8 +27,13 @@ Configuration = namedtuple('Configuration', 'settings given arguments')     # wh
 
 def fail(message):
     """Ends the script on a user's mistake: one line on stderr that names the fault and the remedy, exit status 2."""
-    print(f'{os.path.basename(sys.argv[0])}: {message}', file=sys.stderr)
+    print(f'{os.path.basename(sys.argv[0])}: {" ".join(str(message).splitlines())}', file=sys.stderr)
     sys.exit(2)
+
+
+def cut(text):
+    """The text for an error message, short."""
+    return text if len(text) <= 60 else text[:60] + '...'
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -35,12 +41,35 @@ def fail(message):
 
 ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
               ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow}
+DASHES = '-\u2010\u2011\u2012\u2013\u2014\u2212'     # what web pages and word processors make of a hyphen
+TOO_LARGE = 2 ** 63             # a number must be below this: it is what torch's whole numbers can hold
+
+
+def syntax_tree(source, mode):
+    """Python source as a tree, mode 'exec' or 'eval'. Raises whatever ast.parse does, but never warns: that would be a second line."""
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')                 # '\d' has an unknown escape, 1or 2 lacks a blank, ...
+        return ast.parse(source, mode=mode)
+
+
+def small(value):
+    """`value`, if it is a real number of a reasonable size; ValueError if not."""
+    if type(value) in (int, float) and abs(value) < TOO_LARGE:
+        return value
+    raise ValueError('a number too large, or none at all')
 
 
 def evaluate(node):
-    """The value of a parsed expression that is a literal or simple arithmetic on numbers; ValueError for anything else."""
-    if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, (bool, int, float, str))):
+    """
+    The value of a parsed expression that is a literal or simple arithmetic on numbers. ValueError where the arithmetic has no result of
+    reasonable size, TypeError for anything else.
+    """
+    if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool)):
         return node.value
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and '\0' not in node.value:       # which no path may hold
+        return node.value
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        return small(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
         operand = evaluate(node.operand)
         if type(operand) in (int, float):
@@ -52,39 +81,47 @@ def evaluate(node):
                 raise ValueError('a power too large')
             try:
                 value = ARITHMETIC[type(node.op)](left, right)
-            except (ArithmeticError, TypeError):
-                raise ValueError('impossible arithmetic') from None
-            if type(value) in (int, float) and abs(value) < 1e300:
-                return value
-            raise ValueError('a number too large')
-    raise ValueError('not a literal or simple arithmetic')
+            except ArithmeticError as error:
+                raise ValueError(f'impossible arithmetic: {error}') from None
+            return small(value)
+    raise TypeError('it is neither a literal nor simple arithmetic')
 
 
-def convert(name, value, default, where):
-    """`value` in the type of the setting's default (an Assignment), or one clear line."""
-    kind = default.kind
+def refuse(what, default, found, reason=''):
+    """
+    Ends the script: a value is not of the type of its setting's default, an Assignment.
+
+    what, found     the setting, '--seed' or 'my.py, line 3: seed', and the text of its value
+    """
+    wanted = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'text in quotes'}[default.kind]
+    fail(f'{what} must be {wanted}{" or None" if default.optional else ""}, not `{cut(found)}`' + (f' ({reason})' if reason else ''))
+
+
+def convert(what, value, default, text):
+    """`value`, once written as `text`, in the type of the setting's default, or one clear line. what: see refuse."""
     if value is None and default.optional:
         return None
-    if kind is float and type(value) is int:
-        value = float(value) if abs(value) < 1e300 else math.inf
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        wanted = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'text'}[kind]
-        fail(f'{where}: {name} must be {wanted}{" or None" if default.optional else ""}, not {value!r}')
+    if default.kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not default.kind:
+        whole = default.kind is int and type(value) is float and value.is_integer()
+        refuse(what, default, text, f'write {int(value)}' if whole else '')
     return value
 
 
-def parse(name, text, default, where):
-    """A flag's text as a value: text settings take it as it stands, the others as a Python literal."""
+def parse(what, text, default):
+    """A flag's text as a value: text settings take it as it stands, the others as a Python literal. what: see refuse."""
     if default.kind is str:
-        value = None if text == 'None' and default.optional else text
-    elif text.lower() in ('true', 'false'):
-        value = text.lower() == 'true'
-    else:
-        try:
-            value = evaluate(ast.parse(text.strip(), mode='eval').body)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            value = text
-    return convert(name, value, default, where)
+        return None if text == 'None' and default.optional else text
+    if text.lower() in ('true', 'false'):
+        return convert(what, text.lower() == 'true', default, text)
+    try:
+        value = evaluate(syntax_tree(text.strip(), 'eval').body)
+    except ValueError as error:
+        refuse(what, default, text, error)
+    except (SyntaxError, TypeError, RecursionError, MemoryError):
+        refuse(what, default, text)
+    return convert(what, value, default, text)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -97,19 +134,29 @@ class Assignment:
         self.value, self.kind, self.optional, self.comment, self.heading = value, kind, optional, comment, heading
 
 
+def nearest_config(path):
+    """The config file that was probably meant by a `path` that does not exist: '; did you mean config/rope.py?', or ''."""
+    stem = os.path.splitext(os.path.basename(path))[0]
+    for folder in ('config', os.path.join(os.path.dirname(os.path.abspath(__file__)), 'config')):
+        names = [name.removesuffix('.py') for name in os.listdir(folder)] if os.path.isdir(folder) else []
+        for nearest in difflib.get_close_matches(stem, names, n=1):
+            return f'; did you mean {os.path.join(folder, nearest)}.py?'
+    return ''
+
+
 def read_source(path, what='the config file'):
     """The text of a Python file (UTF-8), or one clear line."""
     try:
-        with open(path, encoding='utf-8') as file:
+        with open(path, encoding='utf-8-sig') as file:      # -sig: some editors put a byte order mark at the start
             return file.read()
     except FileNotFoundError:
-        nearest = difflib.get_close_matches(path, [os.path.join('config', name) for name in sorted(os.listdir('config'))]
-                                            if os.path.isdir('config') else [], n=1)
-        fail(f'{what} {path} does not exist' + (f'; did you mean {nearest[0]}?' if nearest else '; check the path'))
+        fail(f'{what} {path or repr(path)} does not exist' + (nearest_config(path) or '; check the path'))
     except IsADirectoryError:
         fail(f'{what} {path} is a directory; name a file in it')
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f'{what} {path} cannot be read as UTF-8 text ({error.__class__.__name__}); check the file')
+    except UnicodeDecodeError:
+        fail(f'{what} {path} is not UTF-8 text; save it as UTF-8, or name another')
+    except OSError as error:
+        fail(f'{what} {path} cannot be read ({error.strerror}); check the path')
 
 
 def declared_settings(path):
@@ -121,10 +168,10 @@ def declared_settings(path):
             if token.type == tokenize.COMMENT:
                 comments[token.start[0]] = (token.string.lstrip('# -').strip(), token.line.lstrip().startswith('#'))
     settings, kinds = {}, {'int': int, 'float': float, 'str': str, 'bool': bool}
-    for node in ast.parse(source).body:
+    for node in syntax_tree(source, 'exec').body:
         if isinstance(node, (ast.Expr, ast.Assign)) and isinstance(node.value, ast.Call) \
-                and getattr(node.value.func, 'id', '') == 'configure':
-            break
+                and getattr(node.value.func, 'id', '') == 'configure' or isinstance(node, ast.If):
+            break                                       # the call; it may stand below an `if __name__ == '__main__':`
         if isinstance(node, ast.AnnAssign):
             target, kind, optional = node.target, kinds[node.annotation.id], True
         elif isinstance(node, ast.Assign):
@@ -140,10 +187,12 @@ def declared_settings(path):
 
 def read_config(path, settings):
     """The assignments of one config file, checked against `settings`: {name: value}."""
+    source = read_source(path)
     try:
-        body = ast.parse(read_source(path)).body
+        body = syntax_tree(source, 'exec').body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        fail(f'{path}, line {getattr(error, "lineno", None) or 1}: not valid Python; write one `name = value` a line')
+        reason = cut(str(getattr(error, 'msg', error) or 'too deeply nested'))
+        fail(f'{path}, line {getattr(error, "lineno", None) or 1}: not valid Python ({reason}); write one `name = value` a line')
     values = {}
     for node in body:
         where = f'{path}, line {node.lineno}'
@@ -153,19 +202,22 @@ def read_config(path, settings):
             fail(f'{where}: a config file holds only assignments such as `n_layer = 4`; remove this')
         name = node.targets[0].id
         known(name, settings, where)
+        text = ast.get_source_segment(source, node.value)
         try:
             value = evaluate(node.value)
-        except (ValueError, RecursionError) as error:
-            fail(f'{where}: {name} must be a literal or simple arithmetic such as 4 * 256 ({error})')
-        values[name] = convert(name, value, settings[name], where)
+        except (TypeError, ValueError, RecursionError) as error:
+            refuse(f'{where}: {name}', settings[name], text, error)
+        values[name] = convert(f'{where}: {name}', value, settings[name], text)
     return values
 
 
 def known(name, settings, where):
     """Ends the script unless `name` is a setting."""
+    if not name:
+        fail(f"{where}: a setting's name is missing; flags are written --name=value, see --help")
     if name not in settings:
         nearest = difflib.get_close_matches(name, settings, n=1)
-        fail(f'{where}: there is no setting {name!r}; ' + (f'did you mean {nearest[0]!r}?' if nearest else 'see --help'))
+        fail(f'{where}: there is no setting {cut(name)!r}; ' + (f'did you mean {nearest[0]!r}?' if nearest else 'see --help'))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -185,7 +237,7 @@ def configure(variables, path, arguments_are='config files', passed_on=None):
     Reads config files and flags from the command line into `variables`, the script's globals().
 
     path             the script's own file; its settings are the assignments above this call
-    arguments_are    'config files', or what else the plain arguments name (such as 'runs'), which are then returned unread
+    arguments_are    'config files', or what else the plain arguments name (such as 'runs'), which are then returned unread; '' for none
     passed_on        settings of another script, from declared_settings(), that are accepted too but not set in `variables`
     Returns settings (all of the script's, by name, in its order), given (those that were named in files or flags, passed_on ones
     included) and arguments (the plain ones).
@@ -201,24 +253,30 @@ def configure(variables, path, arguments_are='config files', passed_on=None):
     while words:
         word = words.pop(0)
         if not word.startswith('--'):
-            name = word.lstrip('-').split('=')[0]
-            if name in accepted and (word.startswith('-') or '=' in word):
-                fail(f'{word!r} lacks its two dashes; write --{word.lstrip("-")}')
-            if word.startswith('-'):
-                fail(f'{word!r} is no flag; flags are written --key=value, see --help')
+            bare = word.lstrip(DASHES)
+            name = bare.partition('=')[0]
+            if bare != word or not os.path.exists(word) and (name in accepted or '=' in word and name.isidentifier()):
+                known(name, accepted, word)
+                fail(f'{word} lacks its two plain dashes; write --{bare}')
+            if not arguments_are:
+                fail(f'{cut(word)!r} belongs to no setting; write --{next(iter(settings))}={word} or the like, see --help')
             arguments.append(word)
             continue
         name, equals, text = word[2:].partition('=')
         known(name, accepted, word)
         default = accepted[name]
+        if not equals and words and words[0].startswith('='):
+            fail(f'{word} {words[0]}: there must be no blanks around =; write --{name}=VALUE')
         if not equals:
-            if default.kind is bool and not (words and words[0].lower() in ('true', 'false')):
+            if default.kind is bool and not (words and words[0].lower() in ('true', 'false', 'yes', 'no', 'on', 'off', '1', '0')):
                 text = 'True'                           # a bare --overwrite switches it on
             elif not words or words[0].startswith('--'):
                 fail(f'{word}: a value is missing; write {word}=VALUE')
             else:
                 text = words.pop(0)
-        flags[name] = parse(name, text, default, f'--{name}')
+        elif not text and default.kind is not str:
+            fail(f'{word}: a value is missing; write {word}VALUE, without a blank')
+        flags[name] = parse(f'--{name}', text, default)
 
     given = {}
     if arguments_are == 'config files':

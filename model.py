@@ -197,11 +197,11 @@ class RoPE(Position):
         frequencies = self.frequencies
         if len(keys) > self.recomputes_from:
             frequencies, _ = rope_frequencies(**self.options, length=len(keys))
-        return rotation(queries, frequencies, self.attention_factor, self.layout)
+        cos, sin = rotation(queries, frequencies, self.attention_factor, self.layout)  # (T, hs) each
+        return cos[:, None, None], sin[:, None, None]                                   # to fit (B, T, 2, nh, hs)
 
     def turn(self, qk, shared):
-        cos, sin = shared                                                               # (T, hs) each
-        return rotate(qk, cos[:, None, None], sin[:, None, None], self.layout)
+        return rotate(qk, *shared, self.layout)
 
 
 class ALiBi(Position):
@@ -493,7 +493,7 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)     # queries, keys, values of all heads
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.resid_dropout = nn.Dropout(config.dropout)
+        self.resid_dropout = dropout_layer(config)
         self.n_head, self.dropout, self.causal, self.layer = config.n_head, config.dropout, config.causal, layer
         self.written_out = not config.flash or config.shaw_values
 
@@ -524,7 +524,7 @@ class Cache:
 
     def __init__(self, n_layer, batch_size):
         self.batch_size = batch_size
-        self.memory = [None] * n_layer          # per layer (2, B, nh, capacity, hs): keys, and values
+        self.memory = [None] * n_layer          # per layer two tensors (B, nh, capacity, hs): keys, and values
         self.tokens = []                        # the idx read so far, as they came: (B, T) each
         self.length = 0                         # tokens read so far
 
@@ -540,19 +540,24 @@ class Cache:
     @torch.compiler.disable
     def extend(self, layer, k, v):
         """Puts k and v, (B, nh, T, hs), behind what the layer holds; returns all its keys and values, (B, nh, length + T, hs) each."""
-        end, memory = self.length + k.size(2), self.memory[layer]
-        if memory is None or memory.size(3) < end:
-            grown = k.new_empty(2, *k.shape[:2], max(64, 2 * end), k.size(3))
-            if memory is not None:
-                grown[:, :, :, :self.length] = memory[:, :, :, :self.length]
-            self.memory[layer] = memory = grown
-        memory[0, :, :, self.length:end] = k
-        memory[1, :, :, self.length:end] = v
-        return memory[0, :, :, :end], memory[1, :, :, :end]
+        start, end = self.length, self.length + k.size(2)
+        if self.memory[layer] is None or self.memory[layer][0].size(2) < end:
+            grown = [k.new_empty(*k.shape[:2], max(64, 2 * end), k.size(3)) for _ in range(2)]
+            for new, old in zip(grown, self.memory[layer] or ()):
+                new[:, :, :start] = old[:, :, :start]
+            self.memory[layer] = grown
+        keys, values = self.memory[layer]
+        keys[:, :, start:end] = k
+        values[:, :, start:end] = v
+        return keys[:, :, :end], values[:, :, :end]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # GPT-2
+
+def dropout_layer(config):
+    return nn.Dropout(config.dropout) if config.dropout > 0 else nn.Identity()         # which spares a small model some time
+
 
 class MLP(nn.Module):
 
@@ -561,7 +566,7 @@ class MLP(nn.Module):
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.gelu = nn.GELU(approximate='tanh' if config.gelu == 'tanh' else 'none')
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = dropout_layer(config)
 
     def forward(self, x):
         return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
@@ -590,7 +595,7 @@ class GPT(nn.Module):
         self.transformer = nn.ModuleDict(dict(
             wte=nn.Embedding(config.vocab_size, config.n_embd),
             wpe=SCHEMES[config.position](config),       # the scheme stands where GPT-2 has its position embedding
-            drop=nn.Dropout(config.dropout),
+            drop=dropout_layer(config),
             h=nn.ModuleList([Block(config, layer) for layer in range(config.n_layer)]),
             ln_f=nn.LayerNorm(config.n_embd, bias=config.bias),
         ))
@@ -643,7 +648,7 @@ class GPT(nn.Module):
         if self.config.causal and len(queries) > 1:     # a single query is the last token: it may look at every key
             mask = mask.masked_fill(keys[None, :] > queries[:, None], -math.inf)        # (Tq, Tk)
 
-        with torch.autocast(idx.device.type, enabled=False):                            # positions are float32's business
+        with torch.autocast(idx.device.type, enabled=False):                            # positions stay float32
             shared = position.prepare(queries, keys, mask)
             embedding = position.embedding(queries)                                     # door 1
         x = self.transformer.wte(read)                                                  # (B, T, C)
@@ -657,7 +662,7 @@ class GPT(nn.Module):
         x = self.transformer.ln_f(x[:, -T:])
 
         if targets is None:
-            return self.lm_head(x[:, [-1]]), None       # in generation only the last position counts
+            return self.lm_head(x[:, -1:]), None         # in generation only the last position counts
         logits = self.lm_head(x)
         loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.reshape(-1), ignore_index=-1)
         return logits, loss

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import pickle
+import warnings
 import zipfile
 
 import numpy as np
@@ -59,30 +60,57 @@ def write_whole(path, write):
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except (OSError, RuntimeError) as error:            # torch.save reports a full disk as a RuntimeError
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error).splitlines()[0]
+    except (OSError, RuntimeError) as error:            # torch.save hides a full disk behind a RuntimeError of its own
+        cause = error if isinstance(error, OSError) else error.__context__
+        reason = os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno else str(error).splitlines()[0]
         fail(f'{path} could not be written ({reason}); what was there before is whole: free some space, then resume')
     finally:
         with contextlib.suppress(OSError):
             os.remove(part)
 
 
-def load_checkpoint(path, device='cpu'):
+def need_folder(path):
+    """Ends the script with one line unless files can be written to the folder `path`, whether it is there or is yet to be made."""
+    there = os.path.abspath(path)
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        fail(f'nothing can be written to {path}, since {there} is a file; choose another folder')
+    if not os.access(there, os.W_OK | os.X_OK):
+        fail(f'nothing can be written to {path}: {there} is not yours to write to; choose another folder')
+
+
+def checkpoint_path(run):
+    """The best checkpoint of a run, from its folder; or the checkpoint itself, where that is named."""
+    return run if run.endswith('.pt') else os.path.join(run, 'ckpt.pt')
+
+
+def load_checkpoint(path, device='cpu', remedy='take it from another copy, or train again'):
     """A checkpoint of train.py's (or nanoGPT's), unpickled by a loader that knows tensors and plain values only. One line on faults."""
     if os.path.isdir(path):
         fail(f'{path} is a directory; name the checkpoint in it')
     if not os.path.exists(path):
         fail(f'there is no checkpoint {path}; train a run first, or check the path')
     try:
-        checkpoint = torch.load(path, map_location=device, weights_only=True)
+        if zipfile.is_zipfile(path):                    # as all but very old checkpoints are; torch.load ignores its check sums
+            with zipfile.ZipFile(path) as archive:
+                if archive.testzip() is not None:
+                    raise zipfile.BadZipFile
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')             # of what an error will follow: one line is enough
+            checkpoint = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
-        fail(f'{path} holds more than tensors and plain values, or is damaged, and is not opened; take it from another copy')
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        fail(f'{path} holds more than tensors and plain values, or is damaged, and is not opened; {remedy}')
+    except Exception as error:                          # damage shows in many ways
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno == errno.EACCES else 'it is cut short or damaged'
-        fail(f'{path} cannot be read ({reason}); take it from another copy, or train again')
+        fail(f'{path} cannot be read ({reason}); {remedy}')
     if not (isinstance(checkpoint, dict) and isinstance(checkpoint.get('model'), dict)
             and isinstance(checkpoint.get('model_args'), dict)):
-        fail(f'{path} is no checkpoint of a GPT: it lacks model or model_args')
+        fail(f'{path} is no checkpoint of a GPT: it lacks model or model_args; {remedy}')
+    try:
+        checkpoint['model_args'] = vars(GPTConfig(**checkpoint['model_args']))
+    except (TypeError, ValueError) as error:
+        fail(f'{path} describes a model that cannot be: {error}; {remedy}')
     return checkpoint
 
 
@@ -92,14 +120,15 @@ def make_model(checkpoint, path, **changes):
         config = GPTConfig(**{**checkpoint['model_args'], **changes})
     except (TypeError, ValueError) as error:
         fail(f'{path}: {error}')
-    model = GPT(config)
-    # torch.compile and nanoGPT leave their marks in the names
-    weights = {name.removeprefix('_orig_mod.'): tensor for name, tensor in checkpoint['model'].items()
-               if not name.endswith(('.attn.bias', '.attn.masked_bias'))}
     try:
+        model = GPT(config)
+        # torch.compile and nanoGPT leave their marks in the names
+        weights = {name.removeprefix('_orig_mod.'): tensor for name, tensor in checkpoint['model'].items()
+                   if not name.endswith(('.attn.bias', '.attn.masked_bias'))}
         model.load_state_dict(weights)
     except (RuntimeError, AttributeError, TypeError) as error:
-        fail(f"{path}: the weights do not fit the model that its settings describe ({str(error).splitlines()[-1].strip()})")
+        fail(f'{path}: its weights do not fit a model with these settings ({str(error).splitlines()[-1].strip()[:150]}); leave out what '
+             'changes its sizes')
     return model
 
 
@@ -145,41 +174,42 @@ def sum_of_losses(model, tokens, starts, block_size, batch_size, device, context
 @torch.inference_mode()
 def token_losses(model, tokens, length, device, context, stride=None):
     """
-    The model's loss at every token of `tokens` (array of ids) but the first: float32 array, one shorter, in nats.
+    The model's loss at every token of `tokens` (array of ids) but the first: float32 array, one shorter, in nats. context: from autocast().
 
     The text is read in windows of `length` tokens, each as if nothing stood before it. They stand side by side, so that a token is
     predicted from between 1 and `length` tokens; the last window may be shorter. With a stride below length they overlap: each begins
     `stride` tokens after the one before and scores only what that one did not reach, so that every token is predicted from at least
     length - stride + 1 tokens, save those in the first window.
 
-    Long windows are read in pieces, through the model's cache, so that memory stays bounded: at 16,384 tokens a model of the default
-    size takes a few hundred MB. (RoPE's dynamic scaling is the exception: beyond its original length a window is read in one piece,
-    with the frequencies that the whole window calls for.)
+    Long windows are read in pieces, through the model's cache, so that memory stays bounded: below 2 GB at 16,384 tokens. RoPE's dynamic
+    scaling is the exception: beyond its original length a window is read in one piece, with the frequencies that its length calls for.
     """
     n_tokens = len(tokens) - 1
-    stride = stride or length
+    stride = min(stride or length, length)
     starts = np.arange(0, max(n_tokens - length, 0) + stride, stride)
     lengths = np.minimum(length, n_tokens - starts)
-    # What a pass holds per token: attention scores in each head, and logits. 2 ** 24 float32 numbers are 64 MB.
-    piece = 2 ** 24 // max(model.config.n_head * length, model.config.vocab_size)
-    piece = length if length > model.transformer.wpe.recomputes_from else min(max(piece, 1), 4096)
+    # A pass reads some windows' next pieces: about 1024 tokens, but no more than 2 ** 24 attention scores, 64 MB, in a layer.
+    scores_per_token = model.config.n_head * length
+    piece = min(max(2 ** 24 // scores_per_token, 1), 256) if length <= model.transformer.wpe.recomputes_from else length
+    batch_size = max(min(2 ** 24 // (scores_per_token * piece), 1024 // min(piece, length)), 1)
+
     losses = np.empty(n_tokens, dtype=np.float32)
     was_training = model.training
     model.eval()
     for width in np.unique(lengths):
-        same, batch_size = np.flatnonzero(lengths == width), max(piece // width, 1)
+        same = np.flatnonzero(lengths == width)
         for numbers in np.split(same, range(batch_size, len(same), batch_size)):
             windows = torch.from_numpy(tokens[starts[numbers, None] + np.arange(width + 1)].astype(np.int64)).to(device)
             cache = model.make_cache(len(windows)) if piece < width else None
-            pieces = []
+            pieces = []                                 # (windows, piece) each
             for begin in range(0, width, piece):
-                inputs, targets = windows[:, begin:begin + piece], windows[:, begin + 1:begin + piece + 1]
-                inputs = inputs[:, :targets.size(1)]    # the last token of a window is only predicted
+                end = min(begin + piece, width)
+                inputs, targets = windows[:, begin:end], windows[:, begin + 1:end + 1]
                 with context:
                     logits, _ = model(inputs, targets, cache=cache)
-                pieces.append(F.cross_entropy(logits.float().transpose(1, 2), targets, reduction='none'))
+                pieces.append(F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction='none').view_as(targets))
             for number, row in zip(numbers, torch.cat(pieces, dim=1).cpu().numpy()):
-                reached = starts[number - 1] + length if number else 0          # by the window before
+                reached = starts[number - 1] + length if number > 0 else 0      # the tokens that the window before has scored
                 losses[reached:starts[number] + width] = row[reached - starts[number]:]
     model.train(was_training)
     return losses

@@ -7,6 +7,7 @@ Text from a trained run, streamed as it is made; or the same prompt through seve
 """
 import codecs
 import glob
+import math
 import os
 import signal
 import sys
@@ -34,10 +35,12 @@ compile = False                 # torch.compile the model: slow to start
 settings, given, runs = configure(globals(), __file__, arguments_are='runs')
 runs = runs + ([out_dir] if out_dir else [])
 
-for name, low, high in (('num_samples', 1, 10 ** 6), ('max_new_tokens', 0, 10 ** 9), ('temperature', 0, 1e6), ('top_k', 1, 10 ** 9),
-                        ('top_p', 1e-9, 1), ('context', 1, 10 ** 9), ('seed', 0, 2 ** 63 - 1)):
-    if settings[name] is not None and not low <= settings[name] <= high:
-        fail(f'{name} must be from {low} to {high}, not {settings[name]}')
+for name, least, most in (('num_samples', 1, 10 ** 6), ('max_new_tokens', 0, 10 ** 9), ('temperature', 0, 10 ** 6), ('top_k', 1, 10 ** 9),
+                          ('top_p', 1e-9, 1), ('context', 1, 10 ** 9), ('seed', 0, 2 ** 62)):
+    if settings[name] is not None and not least <= settings[name] <= most:
+        fail(f'{name} must be from {least} to {most}{" or None" if name in ("top_k", "top_p", "context") else ""}, not {settings[name]}')
+if 0 < temperature < 1e-3:
+    fail(f'temperature must be 0, for the likeliest token, or at least 0.001, not {temperature}')
 if not runs:
     there = ' '.join(sorted(os.path.dirname(path) for path in glob.glob('out/*/ckpt.pt')))
     fail('which run? name one or more, as in: python sample.py ' + (there or 'out/rope') + ('' if there else ' (train it first)'))
@@ -45,16 +48,20 @@ if start.startswith('FILE:'):
     try:
         with open(start[5:], encoding='utf-8') as file:
             start = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f'the prompt file {start[5:]} cannot be read as UTF-8 text ({getattr(error, "strerror", None) or "not UTF-8"}); check it')
+    except UnicodeDecodeError:
+        fail(f'the prompt file {start[5:]!r} is not UTF-8 text; save it as UTF-8, or name another')
+    except OSError as error:
+        fail(f'the prompt file {start[5:]!r} cannot be read ({error.strerror}); check the path')
 if not start:
     fail('the prompt is empty; give --start at least one character')
 
 import torch                    # after configure(), so that --help and mistakes in flags answer at once
 
 from dataset import GPT2_VOCABULARY, Dataset, data_folder, make_tokenizer
-from runs import autocast, load_checkpoint, make_model, pick_device
+from runs import autocast, checkpoint_path, load_checkpoint, make_model, pick_device
 
+if dataset:
+    data_folder(dataset)        # does it exist?
 device = pick_device(device)
 forward_context = autocast(device, dtype or ('bfloat16' if device.type == 'cuda' else 'float32'))
 torch.set_float32_matmul_precision('high')
@@ -77,19 +84,20 @@ def tokenizer_of(checkpoint, path):
 
 def load(run):
     """A run's model, tokenizer, and the prompt in tokens: (1, T)."""
-    path = run if run.endswith('.pt') else os.path.join(run, 'ckpt.pt')
+    path = checkpoint_path(run)
     checkpoint = load_checkpoint(path)
     model = make_model(checkpoint, path, **changes).to(device).eval()
     if context is not None and model.config.position == 'learned' and context > model.config.block_size:
-        fail(f'{path}: the learned position table ends at {model.config.block_size} tokens; context cannot be {context}')
+        fail(f'{path}: the learned position table ends at {model.config.block_size} tokens; choose a context of at most that, not {context}')
     tokenizer = tokenizer_of(checkpoint, path)
+    if not tokenizer.vocab_size <= model.config.vocab_size < tokenizer.vocab_size + 64:     # a model's may be padded
+        fail(f'{path}: the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}, so they do not belong '
+             'together; name the data set that it was trained on, such as --dataset=tinyshakespeare')
     try:
         prompt = tokenizer.encode(start)
     except ValueError as error:
         fail(f'{path}: the prompt cannot be encoded: {error}')
-    if tokenizer.vocab_size > model.config.vocab_size:
-        fail(f'{path}: its tokenizer has {tokenizer.vocab_size} tokens, its model {model.config.vocab_size}; they do not belong together')
-    return model, tokenizer, torch.from_numpy(prompt.astype('int64'))[None].to(device), checkpoint.get('best_val_loss')
+    return model, tokenizer, torch.from_numpy(prompt.astype('int64'))[None].to(device), checkpoint.get('best_val_loss', math.nan)
 
 
 def write(text):

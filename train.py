@@ -7,6 +7,7 @@ Train a GPT whose position scheme is one line of config.
     torchrun --standalone --nproc_per_node=4 train.py config/rope.py --gradient_accumulation_steps=4
 """
 import csv
+import glob
 import io
 import json
 import math
@@ -80,15 +81,17 @@ device = 'auto'                 # auto, cpu, cuda, cuda:0, mps
 dtype: str = None               # float32, bfloat16 or float16: what matrix products are computed in
 compile: bool = None            # torch.compile the model
 backend: str = None             # of torch.distributed; None: nccl on CUDA, gloo on the CPU
+deterministic = False           # on CUDA: the same command gives the same numbers, for slower kernels; on the CPU it always does
 # ----------------------------------------------------------------------------------------------------------------------
 settings, given, config_files = configure(globals(), __file__)
+signal.signal(signal.SIGINT, signal.SIG_DFL)    # Ctrl-C ends the script at once, as long as there is nothing to save
 
 # What None stands for: on a GPU the model that nanoGPT calls baby GPT; elsewhere one that gives its best in three minutes on two cores.
 fits = {
     'cuda': dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=64, dropout=0.2, optimizer='adamw', learning_rate=1e-3,
                  max_iters=5000, warmup_iters=100, min_lr=1e-4, eval_interval=250, dtype='bfloat16', compile=True),
     'cpu': dict(n_layer=4, n_head=4, n_embd=128, block_size=128, batch_size=8, dropout=0.0, optimizer='muon', learning_rate=3e-3,
-                max_iters=2150, warmup_iters=30, min_lr=0.0, eval_interval=215, dtype='float32', compile=False),
+                max_iters=1400, warmup_iters=30, min_lr=0.0, eval_interval=140, dtype='float32', compile=False),
 }
 
 import numpy as np              # after configure(), so that --help and mistakes in flags answer at once
@@ -98,7 +101,8 @@ from tqdm import tqdm
 
 from dataset import Dataset, data_folder, prepare_if_missing
 from model import GPT, GPTConfig
-from runs import DTYPES, autocast, load_checkpoint, make_model, pick_device, sum_of_losses, window_starts, write_whole
+from runs import (DTYPES, autocast, checkpoint_path, load_checkpoint, make_model, need_folder, pick_device, sum_of_losses, window_starts,
+                  write_whole)
 
 # ----------------------------------------------------------------------------------------------------------------------
 # one process, or several under torchrun
@@ -117,6 +121,7 @@ def say(text):
     """Prints once, whatever the number of processes, and around the progress bar."""
     if master:
         tqdm.write(text)
+        sys.stdout.flush()      # what follows may take long, and the output may be a file
 
 
 def sum_over_processes(*numbers):
@@ -132,8 +137,12 @@ def sum_over_processes(*numbers):
 # settings: what was asked for, what the run we start from says, what fits the machine
 
 name = os.path.splitext(os.path.basename(config_files[-1]))[0] if config_files else position
+if given.get('out_dir') == '':
+    fail('--out_dir names no folder; write --out_dir=out/NAME, or leave it out')
 out_dir = out_dir or os.path.join('out', name)
-last_path, best_path, log_path = (os.path.join(out_dir, file) for file in ('last.pt', 'ckpt.pt', 'log.csv'))
+name = os.path.basename(os.path.abspath(out_dir))
+last_path, best_path, log_path, settings_path, curve_path = (
+    os.path.join(out_dir, file) for file in ('last.pt', 'ckpt.pt', 'log.csv', 'config.json', 'loss.png'))
 resuming = init_from == 'resume'
 
 model_settings = ['n_layer', 'n_head', 'n_embd', 'block_size', 'dropout', 'bias', 'gelu', 'position', 'sinusoidal_base', 'sinusoidal_scale',
@@ -141,14 +150,17 @@ model_settings = ['n_layer', 'n_head', 'n_embd', 'block_size', 'dropout', 'bias'
                   'rope_attention_factor', 'yarn_beta_fast', 'yarn_beta_slow', 't5_buckets', 't5_max_distance']
 # Settings that may differ when a run is resumed; a change of any other would make it another run.
 free_to_change = ['out_dir', 'init_from', 'overwrite', 'max_iters', 'lr_decay_iters', 'eval_interval', 'log_interval', 'eval_only', 'wandb_log',
-                  'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile', 'backend']
+                  'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile', 'backend', 'deterministic']
 
 source = None                   # the checkpoint that we start from
 if resuming:
     if not os.path.exists(last_path) and not os.path.exists(best_path):
         fail(f'{out_dir} holds no run to resume; leave out --init_from=resume to start one, or name its folder with --out_dir')
-    source_path = last_path if os.path.exists(last_path) else best_path
-    source = load_checkpoint(source_path)
+    source_path, other_path = (last_path, best_path) if os.path.exists(last_path) else (best_path, last_path)
+    remedy = f'delete it: resuming then goes on from {other_path}' if os.path.exists(other_path) else 'start the run again'
+    source = load_checkpoint(source_path, remedy=remedy)
+    if 'batch_generator' not in source:
+        fail(f"{source_path} is not a run of train.py's to go on with; start another from its weights with --init_from={out_dir}")
     for key, value in source['config'].items():
         if key not in settings or key in ('out_dir', 'init_from', 'overwrite', 'eval_only'):
             continue
@@ -156,15 +168,18 @@ if resuming:
             fail(f'{out_dir} was run with {key}={value!r}, not {given[key]!r}; resume it without that, or start a run with another --out_dir')
         if key not in given:
             settings[key] = value
+    settings['init_from'] = source['config']['init_from']       # how the run began, not how it goes on
 elif init_from != 'scratch':
-    source_path = os.path.join(init_from, 'ckpt.pt')
+    source_path = checkpoint_path(init_from)
+    if not os.path.exists(source_path):
+        fail(f"init_from must be 'scratch', 'resume' or the folder of a trained run; there is no {source_path} for {init_from!r}")
     source = load_checkpoint(source_path)
     for key in model_settings:
-        if key in source['model_args'] and key not in given and not key.startswith('rope_original'):
+        if given.get(key) is None and key != 'rope_original_length':
             settings[key] = source['model_args'][key]
-    if 'rope_scaling' in given and 'rope_original_length' not in given:
-        settings['rope_original_length'] = source['model_args'].get('rope_original_length') or source['model_args']['block_size']
-    if 'block_size' not in given:
+    if 'rope_scaling' in given and given.get('rope_original_length') is None:
+        settings['rope_original_length'] = source['model_args']['rope_original_length'] or source['model_args']['block_size']
+    if given.get('block_size') is None:
         settings['block_size'] = int(source['model_args']['block_size'] * settings['rope_factor'])
 
 fitting = fits.get(device.type, fits['cpu'])
@@ -180,24 +195,39 @@ if settings['dtype'] == 'bfloat16' and device.type == 'cuda' and not torch.cuda.
 settings['out_dir'] = out_dir
 globals().update({key: value for key, value in settings.items() if key != 'device'})
 
-for key, least in dict(batch_size=1, gradient_accumulation_steps=1, max_iters=1, warmup_iters=0, lr_decay_iters=1, eval_interval=1,
-                       eval_windows=1, log_interval=1, learning_rate=0, muon_learning_rate=0, min_lr=0, weight_decay=0, grad_clip=0,
-                       seed=0).items():
-    if settings[key] < least:
-        fail(f'{key} must be at least {least}, not {settings[key]}')
+for key, (least, most) in dict(
+        batch_size=(1, 10 ** 6), gradient_accumulation_steps=(1, 10 ** 6), max_iters=(1, 10 ** 9), warmup_iters=(0, 10 ** 9),
+        lr_decay_iters=(1, 10 ** 9), eval_interval=(1, 10 ** 9), eval_windows=(1, 10 ** 9), log_interval=(1, 10 ** 9),
+        learning_rate=(0, 100), muon_learning_rate=(0, 100), min_lr=(0, 100), weight_decay=(0, 100), grad_clip=(0, 10 ** 9),
+        seed=(0, 2 ** 62)).items():
+    if not least <= settings[key] <= most:
+        fail(f'{key} must be from {least} to {most}, not {settings[key]}')
 for key in ('beta1', 'beta2'):
     if not 0 <= settings[key] < 1:
         fail(f'{key} must be in [0, 1), not {settings[key]}')
 if optimizer not in ('adamw', 'muon'):
     fail(f"optimizer must be 'adamw' or 'muon', not {optimizer!r}")
 if min_lr > learning_rate:
-    fail(f'min_lr {min_lr} must not be above learning_rate {learning_rate}')
+    fail(f'min_lr {min_lr} must not be above learning_rate {learning_rate}; lower it too')
+if backend not in (None, 'gloo', 'nccl'):
+    fail(f"backend must be 'gloo', 'nccl' or None, not {backend!r}")
 if gradient_accumulation_steps % world_size:
     fail(f'gradient_accumulation_steps {gradient_accumulation_steps} must be a multiple of the {world_size} processes that share them')
 if eval_only and source is None:
     fail('eval_only scores a run: name it with --init_from=out/NAME, or use --init_from=resume')
 if not resuming and not eval_only and not overwrite and (os.path.exists(last_path) or os.path.exists(best_path)):
     fail(f'{out_dir} already holds a run; add --overwrite=True, --init_from=resume, or another --out_dir')
+if not eval_only:
+    need_folder(out_dir)
+model_args = {key: settings[key] for key in model_settings}
+try:
+    GPTConfig(**model_args)     # before any data is fetched
+except ValueError as error:
+    fail(error)
+if (parameters := 12 * n_layer * n_embd ** 2) > 1e11:
+    fail(f'{n_layer} layers of width {n_embd} have {parameters:.0e} parameters; choose a smaller n_layer or n_embd')
+if (step_tokens := gradient_accumulation_steps * batch_size * block_size) > 2 ** 30:
+    fail(f'a step would read {step_tokens:,} tokens; choose a smaller batch_size, gradient_accumulation_steps or block_size')
 forward_context = autocast(device, dtype)
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -213,6 +243,8 @@ for split in ('train', 'val'):
         fail(f'the {split} part of {dataset} has {len(data.tokens(split))} tokens: block_size must be below that, not {block_size}')
 if source is not None and source.get('tokenizer', data.meta['tokenizer']) != data.meta['tokenizer']:
     fail(f'{source_path} was trained with another tokenizer than the data set {dataset}; use the data set that it was trained on')
+if resuming and source['data'] != data.meta['sha256']:
+    fail(f'{dataset} has been prepared anew, from another text than {out_dir} was run on; prepare that one, or start a new run')
 
 batch_generator = torch.Generator().manual_seed(seed)   # of its own: no scheme and no evaluation can shift the batches
 
@@ -243,17 +275,21 @@ def validation_loss(starts):
 # the model and its optimizer
 
 torch.manual_seed(seed)
-torch.set_float32_matmul_precision('high')              # TF32 on GPUs that have it; nothing changes on the CPU
-model_args = dict(vocab_size=data.vocab_size, **{key: settings[key] for key in model_settings})
+if device.type == 'cuda':
+    torch.set_float32_matmul_precision('high')          # TF32 on GPUs that have it
+if deterministic:
+    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')     # cuBLAS reads it at its first use; costs it some 32 MB
+    torch.use_deterministic_algorithms(True)            # slower kernels in places, and an error where PyTorch has none
+    torch.backends.cudnn.benchmark = False
+model_args['vocab_size'] = data.vocab_size
 if source is None:
     try:
         raw_model = GPT(GPTConfig(**model_args))
-    except ValueError as error:
-        fail(error)
+    except RuntimeError:        # PyTorch could not allocate it
+        fail('a model of these sizes does not fit into memory; choose smaller ones')
 else:
     raw_model = make_model(source, source_path, **model_args)
 raw_model.to(device)
-torch.manual_seed(seed + rank)                          # dropout differs between processes, weights do not
 
 optimizers = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type, optimizer, muon_learning_rate)
 scaler = torch.amp.GradScaler(device.type, enabled=dtype == 'float16')     # float16's small gradients would vanish otherwise
@@ -264,13 +300,20 @@ loss_sum, loss_count = 0.0, 0                           # of the training batche
 if resuming:
     for one, state in zip(optimizers, source['optimizer']):
         one.load_state_dict(state)
-    scaler.load_state_dict(source['scaler'])
+    if source['scaler']:                                # empty unless float16 was used
+        scaler.load_state_dict(source['scaler'])
     batch_generator.set_state(source['batch_generator'])
-    torch.set_rng_state(source['torch_generator'])
-    if device.type == 'cuda' and source['cuda_generator'] is not None:
-        torch.cuda.set_rng_state(source['cuda_generator'], device)
-    iteration, seconds, best_val_loss, log = source['iter_num'], source['seconds'], source['best_val_loss'], source['log']
+    iteration, seconds, log = source['iter_num'], source['seconds'], source['log']
     loss_sum, loss_count, wandb_id = source['loss_sum'], source['loss_count'], source['wandb_id']
+    if os.path.exists(best_path):                       # it may be an evaluation ahead of last.pt, if a kill came between the two
+        remedy = f'delete it: resuming then goes on from {last_path}'
+        best_val_loss = load_checkpoint(best_path, remedy=remedy).get('best_val_loss', math.inf)
+    if iteration > max_iters:
+        fail(f'{out_dir} has done {iteration} steps, and max_iters {max_iters} is below that; give a larger --max_iters')
+    say(f'going on from step {iteration:,}' if iteration < max_iters else
+        f'{out_dir} has done all of its {max_iters:,} steps; a larger --max_iters goes on')
+    if decay_lr and lr_decay_iters < max_iters and max_iters > source['config']['max_iters'] and 'lr_decay_iters' not in given:
+        say(f'from step {lr_decay_iters:,} on the learning rate is min_lr, {min_lr}; --lr_decay_iters={max_iters} stretches its schedule')
 source = None                                           # frees its memory
 
 model = raw_model
@@ -278,12 +321,12 @@ if compile:
     model = torch.compile(raw_model)
     try:                                                # compiling happens at the first call: find out now whether it works
         tokens = torch.zeros(batch_size, block_size, dtype=torch.int64, device=device)
-        with torch.random.fork_rng(), forward_context:  # dropout's random numbers are not used up
+        with forward_context:
             model(tokens, tokens)[1].backward()
         raw_model.zero_grad(set_to_none=True)
     except Exception as error:                          # no C++ compiler, an unsupported GPU ...
         say(f'torch.compile does not work here ({type(error).__name__}): going on without it')
-        model = raw_model
+        model, compile = raw_model, False
 if world_size > 1:
     model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[device.index] if device.type == 'cuda' else None)
 
@@ -308,8 +351,7 @@ def save(path):
         model=raw_model.state_dict(), model_args=model_args, config=settings, tokenizer=data.meta['tokenizer'],
         optimizer=[one.state_dict() for one in optimizers], scaler=scaler.state_dict(),
         iter_num=iteration, best_val_loss=best_val_loss, seconds=seconds, log=log, loss_sum=loss_sum, loss_count=loss_count,
-        batch_generator=batch_generator.get_state(), torch_generator=torch.get_rng_state(),
-        cuda_generator=torch.cuda.get_rng_state(device) if device.type == 'cuda' else None, wandb_id=wandb_id)
+        batch_generator=batch_generator.get_state(), data=data.meta['sha256'], wandb_id=wandb_id)
     write_whole(path, lambda file: torch.save(state, file))
 
 
@@ -330,7 +372,7 @@ def write_settings():
     versions = dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__, device=str(device),
                     threads=torch.get_num_threads(), git_commit=commit)
     content = json.dumps(dict(settings=settings, model_args=model_args, data=data.meta['sha256'], versions=versions), indent=1)
-    write_whole(os.path.join(out_dir, 'config.json'), lambda file: file.write(content.encode()))
+    write_whole(settings_path, lambda file: file.write(content.encode()))
 
 
 def draw_curve():
@@ -341,24 +383,33 @@ def draw_curve():
     figure, axes = plt.subplots(figsize=(6, 4), layout='constrained')
     axes.plot([row[1] for row in rows], [row[4] for row in rows], label='training batches', color='0.6')
     axes.plot([row[1] for row in log], [row[5] for row in log], label='validation', color='C0', marker='.')
-    axes.set(xlabel='tokens seen', ylabel='loss (nats per token)', title=f'{os.path.basename(out_dir)}: position = {position}')
+    axes.set(xlabel='tokens seen', ylabel='loss (nats per token)', title=f'{name}: position = {position}')
     axes.legend()
     picture = io.BytesIO()
     figure.savefig(picture, format='png', dpi=120)
     plt.close(figure)
-    write_whole(os.path.join(out_dir, 'loss.png'), lambda file: file.write(picture.getvalue()))
+    write_whole(curve_path, lambda file: file.write(picture.getvalue()))
 
 
 def add_row(val_loss):
     """One row of log.csv, and the same numbers to wandb."""
     global loss_sum, loss_count
-    total, count = sum_over_processes(loss_sum, loss_count)
     row = [iteration, iteration * tokens_per_iter, round(seconds, 3), learning_rate * learning_rate_factor(iteration),
-           total / count if count else '', val_loss]
+           loss_sum / loss_count if loss_count else '', val_loss]
     log.append(row)
     loss_sum, loss_count = 0.0, 0
     if wandb_run is not None:
-        wandb_run.log(dict(zip(('iter', 'tokens', 'seconds', 'lr', 'train_loss', 'val_loss'), row)), step=iteration)
+        named = zip(('iter', 'tokens', 'seconds', 'lr', 'train_loss', 'val_loss'), row)
+        wandb_run.log({key: number for key, number in named if number != ''}, step=iteration)
+
+
+def stop_for(fault):
+    """Ends a run whose numbers are none any more. All processes see the same ones, so one of them says it."""
+    progress.close()
+    if master:
+        kept = f'{last_path} holds the last good state: ' if os.path.exists(last_path) else ''
+        fail(f'{fault} at step {iteration}; {kept}lower the learning rate and start again')
+    sys.exit(2)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -386,10 +437,11 @@ if master:
             wandb_id = wandb_run.id
         except Exception as error:
             say(f'wandb does not start ({str(error).splitlines()[0] if str(error) else type(error).__name__}): training goes on without it')
-    if not resuming:
-        for path in (last_path, best_path):
-            if os.path.exists(path):
-                os.remove(path)
+    for path in (last_path, best_path, log_path, settings_path, curve_path):
+        for leftover in glob.glob(glob.escape(path) + '.*.part'):       # of a run that was killed while it wrote
+            os.remove(leftover)
+        if not resuming and os.path.exists(path):
+            os.remove(path)
     write_settings()
 
 stop_signal = 0                 # set by Ctrl-C or a SIGTERM: the run is saved after the step at hand
@@ -397,8 +449,8 @@ stop_signal = 0                 # set by Ctrl-C or a SIGTERM: the run is saved a
 
 def request_stop(number, frame):
     global stop_signal
-    if stop_signal:
-        sys.exit(128 + number)  # asked twice: leave at once
+    if stop_signal and number == signal.SIGINT:
+        sys.exit(128 + number)  # Ctrl-C again: leave at once. (A second SIGTERM is usual under job managers that signal all processes.)
     stop_signal = number
 
 
@@ -408,6 +460,7 @@ signal.signal(signal.SIGTERM, request_stop)
 progress = tqdm(total=max_iters, initial=iteration, unit='step', disable=not (master and sys.stderr.isatty()), dynamic_ncols=True)
 started = time.perf_counter() - seconds
 last_time, last_iteration, val_loss, mfu = time.perf_counter(), iteration, log[-1][5] if log else math.nan, None
+stopping = 0                    # stop_signal, added up over all processes
 
 while True:
     # Score the model. The row of the last step waits for the whole validation text.
@@ -415,24 +468,23 @@ while True:
         seconds = time.perf_counter() - started
         val_loss = validation_loss(validation_windows)
         if not math.isfinite(val_loss):
-            fail(f'the validation loss is {val_loss} at step {iteration}; {last_path} holds the last good state: '
-                 'lower the learning rate and start again')
+            stop_for(f'the validation loss is {val_loss}')
+        trained = f', training {loss_sum / loss_count:.4f}' if loss_count else ''
         improved = val_loss < best_val_loss
         best_val_loss = min(val_loss, best_val_loss)
         if iteration < max_iters:
             add_row(val_loss)
         if master:
+            progress.clear()    # should the disk be full, its message stands on a line of its own
             if improved:
                 save(best_path)
             if iteration < max_iters:
                 save(last_path)
                 write_log()
         if not sys.stderr.isatty():
-            say(f'step {iteration}: validation loss {val_loss:.4f}' + (f', training {log[-1][4]:.4f}' if log and log[-1][4] != '' else '')
-                + f', {seconds:.0f} s')
+            say(f'step {iteration}: validation loss {val_loss:.4f}{trained}, {seconds:.0f} s')
     if iteration >= max_iters:
         break
-    (stopping,) = sum_over_processes(stop_signal)
     if stopping:
         seconds = time.perf_counter() - started
         if master:
@@ -440,6 +492,8 @@ while True:
             write_log()
         progress.close()
         say(f'stopped at step {iteration} and saved; the same command with --init_from=resume goes on')
+        if world_size > 1:      # the first to leave ends the others: not before the state is saved
+            torch.distributed.barrier()
         sys.exit(128 + int(stop_signal or signal.SIGTERM))
 
     # One step: forward and backward for each micro-batch, clip, step.
@@ -448,6 +502,8 @@ while True:
         for group in one.param_groups:
             group['lr'] = peak * factor
     batch = get_batch()
+    # Dropout follows from seed, step and process alone, so that a resumed run draws what an uninterrupted one would have drawn.
+    torch.manual_seed(int(np.random.SeedSequence((seed, iteration, rank)).generate_state(1)[0]))
     step_loss = torch.zeros((), device=device)
     for number, (inputs, targets) in enumerate(batch):
         if world_size > 1:      # processes exchange gradients after the last micro-batch only
@@ -456,13 +512,14 @@ while True:
             _, loss = model(inputs, targets)
         scaler.scale(loss / len(batch)).backward()
         step_loss += loss.detach() / len(batch)
-    if grad_clip > 0:
-        for one in optimizers:
-            scaler.unscale_(one)
-        torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip)
-    step_loss = step_loss.item()
+    for one in optimizers:
+        scaler.unscale_(one)
+    norm = torch.nn.utils.clip_grad_norm_(raw_model.parameters(), grad_clip or math.inf).item()
+    step_loss, stopping = sum_over_processes(step_loss.item() / world_size, stop_signal)
     if not math.isfinite(step_loss):
-        fail(f'the loss is {step_loss} at step {iteration}; {last_path} holds the last good state: lower the learning rate and start again')
+        stop_for(f'the loss is {step_loss}')
+    if not math.isfinite(norm) and not scaler.is_enabled():     # float16's scaler expects this now and then, and skips the step
+        stop_for(f"the norm of the loss's gradient is {norm}")
     for one in optimizers:
         scaler.step(one)
         one.zero_grad(set_to_none=True)
