@@ -91,7 +91,7 @@ fits = {
     'cuda': dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=64, dropout=0.2, optimizer='adamw', learning_rate=1e-3,
                  max_iters=5000, warmup_iters=100, min_lr=1e-4, eval_interval=250, dtype='bfloat16', compile=True),
     'cpu': dict(n_layer=4, n_head=4, n_embd=128, block_size=128, batch_size=8, dropout=0.0, optimizer='muon', learning_rate=3e-3,
-                max_iters=1400, warmup_iters=30, min_lr=0.0, eval_interval=140, dtype='float32', compile=False),
+                max_iters=1300, warmup_iters=30, min_lr=0.0, eval_interval=130, dtype='float32', compile=False),
 }
 
 import numpy as np              # after configure(), so that --help and mistakes in flags answer at once
