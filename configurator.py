@@ -222,10 +222,10 @@ def known(name, settings, where):
 
 # ----------------------------------------------------------------------------------------------------------------------
 
-def print_help(path, settings):
+def print_help(path, settings, notation):
     script = os.path.basename(path)
     print((ast.get_docstring(ast.parse(read_source(path, 'the script'))) or script) + '\n')
-    print('settings (--key=value, or `key = value` in a config file):')
+    print(f'settings ({notation}):')
     for name, default in settings.items():
         if default.heading:
             print(f'\n  {default.heading}')
@@ -245,7 +245,7 @@ def configure(variables, path, arguments_are='config files', passed_on=None):
     settings = declared_settings(path)
     accepted = {**(passed_on or {}), **settings}
     if any(word in ('--help', '-h') for word in sys.argv[1:]):
-        print_help(path, settings)
+        print_help(path, settings, '--key=value' + (', or `key = value` in a config file' if arguments_are == 'config files' else ''))
         sys.exit(0)
 
     arguments, flags = [], {}

@@ -310,8 +310,9 @@ if resuming:
         best_val_loss = load_checkpoint(best_path, remedy=remedy).get('best_val_loss', math.inf)
     if iteration > max_iters:
         fail(f'{out_dir} has done {iteration} steps, and max_iters {max_iters} is below that; give a larger --max_iters')
-    say(f'going on from step {iteration:,}' if iteration < max_iters else
-        f'{out_dir} has done all of its {max_iters:,} steps; a larger --max_iters goes on')
+    if not eval_only:
+        say(f'going on from step {iteration:,}' if iteration < max_iters else
+            f'{out_dir} has done all of its {max_iters:,} steps; a larger --max_iters goes on')
     if decay_lr and lr_decay_iters < max_iters and max_iters > source['config']['max_iters'] and 'lr_decay_iters' not in given:
         say(f'from step {lr_decay_iters:,} on the learning rate is min_lr, {min_lr}; --lr_decay_iters={max_iters} stretches its schedule')
 source = None                                           # frees its memory
@@ -320,9 +321,9 @@ model = raw_model
 if compile:
     model = torch.compile(raw_model)
     try:                                                # compiling happens at the first call: find out now whether it works
-        tokens = torch.zeros(batch_size, block_size, dtype=torch.int64, device=device)
+        tokens = torch.zeros(batch_size, block_size + 1, dtype=torch.int64, device=device)
         with forward_context:
-            model(tokens, tokens)[1].backward()
+            model(tokens[:, :-1], tokens[:, 1:])[1].backward()         # cut as batches are: other strides would be compiled anew
         raw_model.zero_grad(set_to_none=True)
     except Exception as error:                          # no C++ compiler, an unsupported GPU ...
         say(f'torch.compile does not work here ({type(error).__name__}): going on without it')
@@ -450,7 +451,7 @@ stop_signal = 0                 # set by Ctrl-C or a SIGTERM: the run is saved a
 def request_stop(number, frame):
     global stop_signal
     if stop_signal and number == signal.SIGINT:
-        sys.exit(128 + number)  # Ctrl-C again: leave at once. (A second SIGTERM is usual under job managers that signal all processes.)
+        sys.exit(128 + number)  # Ctrl-C again: leave at once. (A second SIGTERM is usual where a job's every process gets one.)
     stop_signal = number
 
 
