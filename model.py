@@ -352,6 +352,8 @@ def rope_frequencies(head_size, base=10000.0, scaling='none', factor=1.0, origin
         raise ValueError(f'rope_scaling must be one of {", ".join(ROPE_SCALINGS)}, not {scaling!r}')
     if factor < 1:
         raise ValueError(f'rope_factor must be at least 1, not {factor}')
+    if scaling in ('ntk', 'dynamic') and head_size == 2:
+        raise ValueError(f'rope_scaling {scaling} needs a head size above 2')
     if scaling in ('dynamic', 'yarn', 'llama3') and not original_length:
         raise ValueError(f'rope_scaling {scaling} needs the original length that the model was trained at')
 
