@@ -205,7 +205,7 @@ def settings_here(scheme, seed, flags):
     with tempfile.TemporaryDirectory() as folder:
         output, config = os.path.join(folder, 'output.txt'), os.path.join(folder, 'config.json')
         with open(output, 'w') as file:
-            process = subprocess.Popen(train_command(scheme, seed, folder, flags), stdout=file, stderr=file)
+            process = subprocess.Popen(train_command(scheme, seed, folder, [*flags, '--wandb_log=False']), stdout=file, stderr=file)
         try:
             while process.poll() is None and not os.path.exists(config):
                 time.sleep(0.05)
@@ -677,8 +677,9 @@ def write_table(groups, base, block_size, sweep, stride, seconds):
         rows.append(['bag of words, at best', *(f'{1 / (2 * n):.3f}' for n in clauses)])
         parts += ['## word_order: share of right answers by clauses in the sentence', table(['scheme', *map(str, clauses)], rows),
                   f'Training sentences have 1 to {answered[0].trained_clauses} clauses. Up to there: validation sentences, whose words no '
-                  'training sentence has together; above: 1,000 new ones each. Mean over seeds. A bag of words cannot tell the '
-                  'subject from the object, nor one clause from the next: of 2n nouns it hits the right one once in 2n times.']
+                  'training sentence has together; above: 1,000 new ones each. Every question is asked alone, after a line break; the '
+                  'answer is the likeliest token. Mean over seeds. A bag of words cannot tell the subject from the object, nor one '
+                  'clause from the next: of 2n nouns it hits the right one once in 2n times.']
     return '\n\n'.join(parts) + '\n'
 
 
@@ -718,18 +719,18 @@ def scaling_table(runs, scalings, sweep_tokens, stride, device):
     bar = tqdm(total=(len(scalings) * len(from_scratch) + len(trained_on)) * len(lengths), unit='evaluation',
                disable=not sys.stderr.isatty())
 
-    def losses(run, length, **changes):
+    def score(run, length, **changes):
         path = os.path.join(run.folder, 'last.pt')
         model = make_model(load_checkpoint(path), path, **changes).to(device)
         bar.update()
         return losses_at_length(model, tokens, length, begin, count, stride, device)
     for scaling in scalings if from_scratch else ():
-        rows.append((scaling, [[losses(run, length, rope_scaling=scaling, rope_factor=1.0 if scaling == 'none' else length / L,
-                                       rope_original_length=L) for run in from_scratch] for length in lengths]))
+        rows.append((scaling, [[score(run, length, rope_scaling=scaling, rope_factor=1.0 if scaling == 'none' else length / L,
+                                      rope_original_length=L) for run in from_scratch] for length in lengths]))
     for run in trained_on:
         args = run.model_args
         trained = f'{args["rope_scaling"]}, factor {args["rope_factor"]:g}, {run.settings["max_iters"]} steps at {args["block_size"]}'
-        rows.append((f'{run.folder} ({trained})', [[losses(run, length)] for length in lengths]))
+        rows.append((f'{run.folder} ({trained})', [[score(run, length)] for length in lengths]))
     bar.close()
 
     parts = [f'# RoPE beyond its trained length, L = {L}, on {runs[0].settings["dataset"]}',
@@ -739,8 +740,8 @@ def scaling_table(runs, scalings, sweep_tokens, stride, device):
              + (' Rows that name a folder: runs that were trained on, scored as they are.' if trained_on else '')]
     titles = ['All tokens, windows side by side', 'The last quarter of each window', f'Sliding windows, stride {stride}']
     for measure, title in enumerate(titles[:2 if stride is None else 3]):
-        parts += [f'## {title}', table(['scaling', *(f'{length // L}L = {length}' for length in lengths)],
-                                       [[name, *(f'{np.mean([one[measure] for one in cell]):.4f}' for cell in cells)] for name, cells in rows])]
+        cells = [[name, *(f'{np.mean([one[measure] for one in cell]):.4f}' for cell in losses)] for name, losses in rows]
+        parts += [f'## {title}', table(['scaling', *(f'{length // L}L = {length}' for length in lengths)], cells)]
     if from_scratch and 'dynamic' in scalings:
         parts.append('A window is read in one pass, so dynamic takes the base for the whole window: '
                      'base (factor n / L - (factor - 1))^(d / (d - 2)) at n tokens. With factor 1 instead that is the row ntk exactly.')
@@ -802,6 +803,7 @@ def score_scalings(machine):
             fail(f'--scalings is for RoPE runs, and {run.folder} has position {run.settings["position"]}; name RoPE runs')
         if run.data != runs[0].data:
             fail(f'{runs[0].folder} and {run.folder} were trained on different data; name runs of one data set')
+        check_comparable([run], force)                      # is it finished?
     text = scaling_table(runs, names, sweep_tokens, stride, machine)
     os.makedirs(out_dir, exist_ok=True)
     write_whole(os.path.join(out_dir, 'scaling.md'), lambda file: file.write(text.encode()))

@@ -9,7 +9,6 @@ tests/test_long_runs.py calls it with fewer steps.
 import argparse
 import json
 import os
-import resource
 import shutil
 import sys
 import tempfile
@@ -52,7 +51,8 @@ def main():
     shutil.rmtree(os.path.dirname(project))
     if run.code != 0:
         sys.exit(run.err)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** 10
+    with open('/proc/self/status') as file:             # not getrusage's peak, which a process inherits from the one that started it
+        peak = next(int(line.split()[1]) for line in file if line.startswith('VmHWM')) / 2 ** 10
     settled, end = at_evaluations[len(at_evaluations) // 10], at_evaluations[-1]
     print(f'{options.steps} steps, {len(at_evaluations)} evaluations, on 2 GB of data: {at_start:.0f} MB before, {settled:.0f} MB after '
           f'a tenth, {end:.0f} MB at the end ({end / settled - 1:+.1%}), {peak:.0f} MB at most')
