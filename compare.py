@@ -113,7 +113,8 @@ def read_run(folder):
         with open(path, encoding='utf-8') as file:
             config = json.load(file)
         run = SimpleNamespace(folder=folder, settings=config['settings'], model_args=config['model_args'], data=config['data'], log=log)
-        run.settings['max_iters'] + 0                       # train.py always writes this one
+        if type(run.settings['max_iters']) is not int:
+            raise ValueError
     except (FileNotFoundError, NotADirectoryError):
         fail(f'{folder} holds no run: it has no config.json; name the folder of a finished run')
     except (OSError, ValueError, KeyError, TypeError) as error:

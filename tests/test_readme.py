@@ -46,5 +46,5 @@ def test_commands_name_scripts_and_settings_that_exist():
         known = {'help'} | declared_settings(path).keys() | (declared_settings(os.path.join(ROOT, 'train.py')).keys() if script == 'compare.py' else set())
         for flag in re.findall(r'--(\w+)', rest):
             assert flag in known, (script, flag)
-        for config in re.findall(r'config/\w+\.py', rest):
+        for config in re.findall(r'config/[a-z0-9]+\.py', rest):
             assert os.path.exists(os.path.join(ROOT, config)), config
