@@ -63,7 +63,9 @@ def write_whole(path, write):
     except (OSError, RuntimeError) as error:            # torch.save hides a full disk behind a RuntimeError of its own
         cause = error if isinstance(error, OSError) else error.__context__
         reason = os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno else str(error).splitlines()[0]
-        fail(f'{path} could not be written ({reason}); what was there before is whole: free some space, then resume')
+        full = not isinstance(cause, OSError) or cause.errno == errno.ENOSPC
+        fail(f'{path} could not be written ({reason}); what was there before is whole: '
+             + ('free some space, then resume' if full else 'see whether that folder may be written to, or choose another'))
     finally:
         with contextlib.suppress(OSError):
             os.remove(part)
