@@ -11,7 +11,7 @@ from conftest import SCHEMES
 from tiny_runs import HERE, TINY, make_project, read_log, state, train_command, trained
 
 TORCHRUN = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2']
-FLAGS = ['--learning_rate=1e-3', '--max_iters=50', '--eval_interval=10', '--gradient_accumulation_steps=4', '--batch_size=2']
+FLAGS = ['--learning_rate=1e-3', '--max_iters=50', '--eval_interval=10', '--gradient_accumulation_steps=2', '--batch_size=2']
 
 
 @pytest.fixture(scope='module')

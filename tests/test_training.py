@@ -105,12 +105,20 @@ def test_same_command_same_log(project):
     assert without_times(read_log(project, 'fourth')) != logs[0]
 
 
-def test_four_times_one_is_one_times_four(project):
+def test_four_times_one_is_one_times_four(project, monkeypatch):
+    norms, clip = [], torch.nn.utils.clip_grad_norm_
+
+    def clip_and_record(*arguments):
+        norms.append(clip(*arguments))
+        return norms[-1]
+
+    monkeypatch.setattr(torch.nn.utils, 'clip_grad_norm_', clip_and_record)
     flags = ['--max_iters=10', '--eval_interval=2', '--learning_rate=1e-3', '--grad_clip=0.5']
     trained(project, *flags, '--batch_size=4', '--gradient_accumulation_steps=1', '--out_dir=out/one_by_four')
     trained(project, *flags, '--batch_size=1', '--gradient_accumulation_steps=4', '--out_dir=out/four_by_one')
     one, four = (np.array([row[4:] for row in read_log(project, name)[1:]]) for name in ('one_by_four', 'four_by_one'))
     assert np.abs(one - four).max() < 1e-5
+    torch.testing.assert_close(norms[:10], norms[10:], rtol=1e-4, atol=0)   # AdamW would not mind a gradient four times as large
     for key, tensor in state(project, 'one_by_four')['model'].items():
         torch.testing.assert_close(tensor, state(project, 'four_by_one')['model'][key], atol=1e-4, rtol=0)
     # and it is no accident of a learning rate too low to tell: other batches give other losses
