@@ -232,9 +232,11 @@ class T5(Position):
         self.table = nn.Parameter(torch.empty(config.t5_buckets, config.n_head))
 
     def prepare(self, queries, keys, mask):
-        bucket = t5_bucket(queries[:, None] - keys[None, :], self.buckets, self.max_distance, self.causal)     # (Tq, Tk)
-        bias = F.embedding(bucket, self.table.float())                                  # (Tq, Tk, nh)
-        return (bias.permute(2, 0, 1).contiguous() + mask)[None]                        # (1, nh, Tq, Tk)
+        # One number for each distance that occurs, largest first; each query's row is a stretch of them, the first query's the last stretch.
+        distances = queries[-1] - keys[0] - torch.arange(len(queries) + len(keys) - 1, device=keys.device)
+        buckets = t5_bucket(distances, self.buckets, self.max_distance, self.causal)
+        by_distance = F.embedding(buckets, self.table.float()).T                        # (nh, Tq + Tk - 1)
+        return (by_distance.unfold(-1, len(keys), 1).flip(-2) + mask)[None]             # (1, nh, Tq, Tk)
 
     def bias(self, q, shared, layer):
         return shared
@@ -291,10 +293,11 @@ class TUPE(Position):
         self.u_k = nn.Parameter(torch.empty(config.n_embd, config.n_embd))
 
     def prepare(self, queries, keys, mask):
-        def project(positions, weight):
-            p = F.layer_norm(sinusoidal_table(positions, self.n_embd), (self.n_embd,))              # (T, C)
-            return (p @ weight.float().T).view(len(p), self.n_head, self.head_size).transpose(0, 1) # (nh, T, hs)
-        scores = project(queries, self.u_q) @ project(keys, self.u_k).transpose(-2, -1)             # (nh, Tq, Tk)
+        p = F.layer_norm(sinusoidal_table(keys, self.n_embd), (self.n_embd,))                       # (Tk, C)
+        u_q, u_k = (u.float().view(self.n_head, self.head_size, self.n_embd) for u in (self.u_q, self.u_k))     # (nh, hs, C)
+        q = p[-len(queries):] @ u_q.transpose(1, 2)                                                 # (nh, Tq, hs)
+        # The same product, whichever way is less work: a single query behind a cache need not have all keys multiplied by U_k again.
+        scores = q @ (u_k @ p.T) if len(queries) == len(keys) else q @ u_k @ p.T                    # (nh, Tq, Tk)
         return (scores * self.score_scale + mask)[None]
 
     def bias(self, q, shared, layer):
@@ -465,23 +468,39 @@ def t5_bucket(distance, num_buckets=32, max_distance=128, causal=True):
 
 def attend(q, k, v, scale, bias=None, mask=None, is_causal=False, dropout=0.0):
     """
-    softmax(q k^T * scale + bias) v, by the fused kernel. q: (B, nh, Tq, hs); k, v: (B, nh, Tk, hs); returns (B, nh, Tq, hs).
+    softmax(q k^T * scale + bias) v, in the fastest way. q: (B, nh, Tq, hs); k, v: (B, nh, Tk, hs); returns (B, nh, Tq, hs).
 
-    A bias holds the mask already. Without one, `is_causal` spares the kernel the upper triangle where Tq = Tk; where fewer queries stand
-    at the end of more keys it would align them to the first keys, so then the mask is passed, if there is more than one query.
+    That is PyTorch's fused kernel. A bias holds the mask already. Without one, `is_causal` spares the kernel the upper triangle where Tq = Tk;
+    where fewer queries stand at the end of more keys it would align them to the first keys, so then it is given the mask.
+
+    On a CPU the kernel does not know a triangle in a bias, and cannot give a bias its gradient. So there we go in blocks of 128 queries,
+    each with the keys up to its last one, and where a gradient is called for, by the lines written out below.
     """
     Tq, Tk = q.size(-2), k.size(-2)
     if bias is None and is_causal and 1 < Tq < Tk:
-        bias = mask
-    if bias is not None and (q.device.type != 'cpu' or q.dtype == torch.float64):
-        bias = bias.to(q.dtype)     # the CPU's kernel takes a float32 bias beside bfloat16 queries, others want one dtype
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale, dropout_p=dropout,
-                                          is_causal=bias is None and is_causal and Tq == Tk)
+        bias = mask.expand(1, 1, Tq, Tk)
+    fused = F.scaled_dot_product_attention
+    if bias is None:
+        return fused(q, k, v, scale=scale, dropout_p=dropout, is_causal=is_causal and Tq == Tk)
+    if q.device.type != 'cpu':
+        return fused(q, k, v, attn_mask=bias.to(q.dtype), scale=scale, dropout_p=dropout)
+
+    outputs, end = [], Tk - Tq if is_causal else Tk
+    for queries, rows in zip(q.split(128, dim=2), bias.split(128, dim=2)):
+        end += queries.size(2) if is_causal else 0                      # the block's last query sees this many keys
+        keys, values, rows = k[:, :, :end], v[:, :, :end], rows[..., :end]
+        if bias.requires_grad:
+            y = attend_written_out(queries, keys, values, scale, rows, dropout=dropout)
+        else:
+            rows = rows.to(q.dtype) if q.dtype == torch.float64 else rows       # float32 beside bfloat16 queries is fine
+            y = fused(queries, keys, values, attn_mask=rows, scale=scale, dropout_p=dropout)
+        outputs.append(y)
+    return torch.cat(outputs, dim=2)
 
 
 def attend_written_out(q, k, v, scale, bias=None, mask=None, dropout=0.0, values=None):
     """The same in five lines, for reading and for what no kernel does: values(weights) is added to the output (Shaw's a^V)."""
-    scores = q.float() @ k.float().transpose(-2, -1) * scale            # (B, nh, Tq, Tk)
+    scores = (q.float() * scale) @ k.float().transpose(-2, -1)          # (B, nh, Tq, Tk)
     scores = scores + (mask if bias is None else bias)
     weights = F.dropout(scores.softmax(dim=-1), dropout).to(v.dtype)
     y = weights @ v                                                     # (B, nh, Tq, hs)
@@ -533,13 +552,11 @@ class Cache:
     def clear(self):
         self.tokens, self.length = [], 0
 
-    @torch.compiler.disable             # plain bookkeeping, which a compiled model would be compiled anew for at every length
     def read(self, idx):
         """Called once a forward pass, after all layers have extended: notes the tokens that have been read."""
         self.tokens.append(idx)
         self.length += idx.size(1)
 
-    @torch.compiler.disable
     def extend(self, layer, k, v):
         """Puts k and v, (B, nh, T, hs), behind what the layer holds; returns all its keys and values, (B, nh, length + T, hs) each."""
         start, end = self.length, self.length + k.size(2)
@@ -646,9 +663,10 @@ class GPT(nn.Module):
         keys = torch.arange(past + read.size(1), device=idx.device)                     # absolute positions
         queries = keys[past:]
 
-        mask = torch.zeros(len(queries), len(keys), device=idx.device)
-        if self.config.causal and len(queries) > 1:     # a single query is the last token: it may look at every key
-            mask = mask.masked_fill(keys[None, :] > queries[:, None], -math.inf)        # (Tq, Tk)
+        if self.config.causal:                          # (Tq, Tk): 0 where a query may look, -inf at the keys after it
+            mask = torch.full((len(queries), len(keys)), -math.inf, device=idx.device).triu_(past + 1)
+        else:
+            mask = torch.zeros(len(queries), len(keys), device=idx.device)
 
         with torch.autocast(idx.device.type, enabled=False):                            # positions stay float32
             shared = position.prepare(queries, keys, mask)

@@ -58,6 +58,7 @@ if not start:
 import torch                    # after configure(), so that --help and mistakes in flags answer at once
 
 from dataset import GPT2_VOCABULARY, Dataset, data_folder, make_tokenizer
+from model import Cache
 from runs import autocast, checkpoint_path, load_checkpoint, make_model, pick_device
 
 if dataset:
@@ -88,7 +89,8 @@ def load(run):
     checkpoint = load_checkpoint(path)
     model = make_model(checkpoint, path, **changes).to(device).eval()
     if context is not None and model.config.position == 'learned' and context > model.config.block_size:
-        fail(f'{path}: the learned position table ends at {model.config.block_size} tokens; choose a context of at most that, not {context}')
+        fail(f'{path}: the learned position table ends at {model.config.block_size} tokens; choose a context of at most that, '
+             f'not {context}')
     tokenizer = tokenizer_of(checkpoint, path)
     if not tokenizer.vocab_size <= model.config.vocab_size < tokenizer.vocab_size + 64:     # a model's may be padded
         fail(f'{path}: the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}, so they do not belong '
@@ -114,6 +116,8 @@ for run, model, tokenizer, prompt, val_loss in loaded:
     if len(runs) > 1:
         write(f'=== {run}: {model.config.position}, validation loss {val_loss:.4f} ===\n')
     if compile:
+        # The cache is plain bookkeeping, which would be compiled anew at every length.
+        Cache.read, Cache.extend = torch.compiler.disable(Cache.read), torch.compiler.disable(Cache.extend)
         model.forward = torch.compile(model.forward, dynamic=True)
     for number in range(num_samples):
         generator = torch.Generator(device).manual_seed(seed + number)
