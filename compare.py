@@ -846,8 +846,8 @@ def main():
     n_runs = len(tasks or runs)
     training_time = sum((max_iters - steps) * micro_batches * seconds[name] for name, _, _, steps in missing)
     evaluation_time = n_runs * evaluation_steps * micro_batches * np.mean(list(seconds.values()))
-    print((f'{counted(len(missing), "run")} of {counted(max_iters, "step")} to train: about {duration(training_time)}; then ' if missing else '')
-          + f'{counted(n_runs, "run")} to evaluate: about {duration(evaluation_time)}', flush=True)
+    to_train = f'{counted(len(missing), "run")} of {counted(max_iters, "step")} to train: about {duration(training_time)}; then '
+    print((to_train if missing else '') + f'{counted(n_runs, "run")} to evaluate: about {duration(evaluation_time)}', flush=True)
     bar = tqdm(total=sum(max_iters - steps for *_, steps in missing) + n_runs * evaluation_steps, unit='step',
                disable=not sys.stderr.isatty(), dynamic_ncols=True, smoothing=0.05)
 
