@@ -232,7 +232,7 @@ class T5(Position):
         self.table = nn.Parameter(torch.empty(config.t5_buckets, config.n_head))
 
     def prepare(self, queries, keys, mask):
-        # One number for each distance that occurs, largest first; each query's row is a stretch of them, the first query's the last stretch.
+        # A number for each distance that occurs, largest first. A query's row is a stretch of them, the first query's the last one.
         distances = queries[-1] - keys[0] - torch.arange(len(queries) + len(keys) - 1, device=keys.device)
         buckets = t5_bucket(distances, self.buckets, self.max_distance, self.causal)
         by_distance = F.embedding(buckets, self.table.float()).T                        # (nh, Tq + Tk - 1)
@@ -470,8 +470,8 @@ def attend(q, k, v, scale, bias=None, mask=None, is_causal=False, dropout=0.0):
     """
     softmax(q k^T * scale + bias) v, in the fastest way. q: (B, nh, Tq, hs); k, v: (B, nh, Tk, hs); returns (B, nh, Tq, hs).
 
-    That is PyTorch's fused kernel. A bias holds the mask already. Without one, `is_causal` spares the kernel the upper triangle where Tq = Tk;
-    where fewer queries stand at the end of more keys it would align them to the first keys, so then it is given the mask.
+    That is PyTorch's fused kernel. A bias holds the mask already. Without one, `is_causal` spares the kernel the upper triangle where
+    Tq = Tk; where fewer queries stand at the end of more keys it would align them to the first keys, so then it is given the mask.
 
     On a CPU the kernel does not know a triangle in a bias, and cannot give a bias its gradient. So there we go in blocks of 128 queries,
     each with the keys up to its last one, and where a gradient is called for, by the lines written out below.

@@ -15,7 +15,7 @@ from dataset import WordTokenizer, write_dataset
 
 train_lines = 40_000      # number of training sentences
 val_lines = 3_000         # number of validation sentences
-most_clauses = 3          # sentences have 1 to this many clauses, in equal shares; sentences.examples() makes longer ones too
+most_clauses = 2          # sentences have 1 to this many clauses, in equal shares; sentences.examples() makes longer ones too
 seed = 1                  # of the generator
 folder = ''               # where to write; '' is this script's own folder
 configure(globals(), __file__, arguments_are='')
