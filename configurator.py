@@ -17,7 +17,9 @@ import difflib
 import math
 import operator
 import os
+import re
 import sys
+import time
 import tokenize
 import warnings
 from collections import namedtuple
@@ -27,8 +29,21 @@ Configuration = namedtuple('Configuration', 'settings given arguments')     # wh
 
 def fail(message):
     """Ends the script on a user's mistake: one line on stderr that names the fault and the remedy, exit status 2."""
+    if os.environ.get('LOCAL_RANK', '0') != '0':        # under torchrun a mistake that all processes see is said by the first alone:
+        time.sleep(3)                                   # when it has ended, torchrun ends the others
     print(f'{os.path.basename(sys.argv[0])}: {" ".join(str(message).splitlines())}', file=sys.stderr)
     sys.exit(2)
+
+
+def explain(kind, error, traceback):
+    """What Python calls instead of printing a traceback (see sys.excepthook): two faults that any moment may bring get one line."""
+    if kind is KeyboardInterrupt:
+        print('stopped', file=sys.stderr)
+    elif kind.__name__ == 'OutOfMemoryError' or issubclass(kind, (MemoryError, RuntimeError)) and "can't allocate memory" in str(error):
+        fail('there is not enough memory for these sizes; choose a smaller batch_size (with more gradient_accumulation_steps), window or '
+             'model')
+    else:
+        sys.__excepthook__(kind, error, traceback)
 
 
 def cut(text):
@@ -66,8 +81,8 @@ def evaluate(node):
     """
     if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool)):
         return node.value
-    if isinstance(node, ast.Constant) and isinstance(node.value, str) and '\0' not in node.value:       # which no path may hold
-        return node.value
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and not re.search('[\0\ud800-\udfff]', node.value):
+        return node.value                               # neither may occur in a path
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
         return small(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
@@ -216,7 +231,7 @@ def known(name, settings, where):
     if not name:
         fail(f"{where}: a setting's name is missing; flags are written --name=value, see --help")
     if name not in settings:
-        nearest = difflib.get_close_matches(name, settings, n=1)
+        nearest = difflib.get_close_matches(name.lower(), settings, n=1)
         fail(f'{where}: there is no setting {cut(name)!r}; ' + (f'did you mean {nearest[0]!r}?' if nearest else 'see --help'))
 
 
@@ -242,6 +257,9 @@ def configure(variables, path, arguments_are='config files', passed_on=None):
     Returns settings (all of the script's, by name, in its order), given (those that were named in files or flags, passed_on ones
     included) and arguments (the plain ones).
     """
+    sys.excepthook = explain
+    if hasattr(sys.stdout, 'reconfigure'):
+        sys.stdout.reconfigure(errors='backslashreplace')       # what a terminal cannot show is no reason to stop
     settings = declared_settings(path)
     accepted = {**(passed_on or {}), **settings}
     if any(word in ('--help', '-h') for word in sys.argv[1:]):
@@ -263,6 +281,8 @@ def configure(variables, path, arguments_are='config files', passed_on=None):
             arguments.append(word)
             continue
         name, equals, text = word[2:].partition('=')
+        if name not in accepted and text.endswith('.py') and arguments_are == 'config files':
+            fail(f'{word}: a config file is named without a flag; write {text} alone')
         known(name, accepted, word)
         default = accepted[name]
         if not equals and words and words[0].startswith('='):

@@ -290,7 +290,7 @@ def data_folder(name):
     names = sorted(entry for entry in os.listdir(DATA)
                    if any(os.path.exists(os.path.join(DATA, entry, file)) for file in ('meta.json', 'prepare.py')))
     if name not in names:
-        nearest = difflib.get_close_matches(os.path.basename(name), names, n=2)         # data/NAME is often written
+        nearest = difflib.get_close_matches(os.path.basename(name.rstrip('/')), names, n=2)      # data/NAME is often written
         fail(f'there is no data set {name!r}; ' + (f'did you mean {" or ".join(nearest)}?' if nearest
                                                    else f'there are {", ".join(names)}; data/text is for a file of your own'))
     return os.path.join(DATA, name)

@@ -73,6 +73,8 @@ def write_whole(path, write):
 
 def need_folder(path):
     """Ends the script with one line unless files can be written to the folder `path`, whether it is there or is yet to be made."""
+    if path.startswith('~'):
+        fail(f'{path} would be a folder called ~, since the shell has left it as it is; write the path out, or a blank in place of =')
     there = os.path.abspath(path)
     while not os.path.exists(there):
         there = os.path.dirname(there)

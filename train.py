@@ -112,16 +112,22 @@ master = rank == 0              # the process that prints and writes
 device = pick_device(device)
 if world_size > 1:
     if device.type == 'cuda':
-        device = torch.device('cuda', int(os.environ['LOCAL_RANK']))
+        device = pick_device(f'cuda:{os.environ.get("LOCAL_RANK", 0)}')
         torch.cuda.set_device(device)
-    torch.distributed.init_process_group(backend or ('nccl' if device.type == 'cuda' else 'gloo'))
+    try:
+        torch.distributed.init_process_group(backend or ('nccl' if device.type == 'cuda' else 'gloo'))
+    except (RuntimeError, ValueError) as error:
+        fail(f'the {world_size} processes cannot be connected ({str(error).splitlines()[0]}); start them by torchrun, see --help')
 
 
 def say(text):
     """Prints once, whatever the number of processes, and around the progress bar."""
     if master:
-        tqdm.write(text)
-        sys.stdout.flush()      # what follows may take long, and the output may be a file
+        try:
+            tqdm.write(text)
+            sys.stdout.flush()  # what follows may take long, and the output may be a file
+        except OSError:         # its reader has gone, as in `| head`, or its disk is full: training goes on unheard
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def sum_over_processes(*numbers):
@@ -149,8 +155,8 @@ model_settings = ['n_layer', 'n_head', 'n_embd', 'block_size', 'dropout', 'bias'
                   'shaw_max_distance', 'shaw_values', 'rope_base', 'rope_layout', 'rope_scaling', 'rope_factor', 'rope_original_length',
                   'rope_attention_factor', 'yarn_beta_fast', 'yarn_beta_slow', 't5_buckets', 't5_max_distance']
 # Settings that may differ when a run is resumed; a change of any other would make it another run.
-free_to_change = ['out_dir', 'init_from', 'overwrite', 'max_iters', 'lr_decay_iters', 'eval_interval', 'log_interval', 'eval_only', 'wandb_log',
-                  'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile', 'backend', 'deterministic']
+free_to_change = ['out_dir', 'init_from', 'overwrite', 'max_iters', 'lr_decay_iters', 'eval_interval', 'log_interval', 'eval_only',
+                  'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile', 'backend', 'deterministic']
 
 source = None                   # the checkpoint that we start from
 if resuming:
@@ -159,13 +165,15 @@ if resuming:
     source_path, other_path = (last_path, best_path) if os.path.exists(last_path) else (best_path, last_path)
     remedy = f'delete it: resuming then goes on from {other_path}' if os.path.exists(other_path) else 'start the run again'
     source = load_checkpoint(source_path, remedy=remedy)
-    if 'batch_generator' not in source:
+    kinds = dict(config=dict, optimizer=list, scaler=dict, batch_generator=torch.Tensor, iter_num=int, seconds=float, log=list, data=dict)
+    if not all(isinstance(source.get(key), kind) for key, kind in kinds.items()):
         fail(f"{source_path} is not a run of train.py's to go on with; start another from its weights with --init_from={out_dir}")
     for key, value in source['config'].items():
         if key not in settings or key in ('out_dir', 'init_from', 'overwrite', 'eval_only'):
             continue
         if key in given and key not in free_to_change and given[key] is not None and given[key] != value:
-            fail(f'{out_dir} was run with {key}={value!r}, not {given[key]!r}; resume it without that, or start a run with another --out_dir')
+            fail(f'{out_dir} was run with {key}={value!r}, not {given[key]!r}; resume it without that, or start a run with another '
+                 '--out_dir')
         if key not in given:
             settings[key] = value
     settings['init_from'] = source['config']['init_from']       # how the run began, not how it goes on
@@ -298,11 +306,14 @@ iteration, seconds, best_val_loss, wandb_id = 0, 0.0, math.inf, None
 log = []                                                # log.csv's rows
 loss_sum, loss_count = 0.0, 0                           # of the training batches since the last row
 if resuming:
-    for one, state in zip(optimizers, source['optimizer']):
-        one.load_state_dict(state)
-    if source['scaler']:                                # empty unless float16 was used
-        scaler.load_state_dict(source['scaler'])
-    batch_generator.set_state(source['batch_generator'])
+    try:
+        for one, state in zip(optimizers, source['optimizer'], strict=True):
+            one.load_state_dict(state)
+        if source['scaler']:                            # empty unless float16 was used
+            scaler.load_state_dict(source['scaler'])
+        batch_generator.set_state(source['batch_generator'])
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        fail(f'{source_path} is damaged: its optimizer or its random numbers cannot be restored; {remedy}')
     iteration, seconds, log = source['iter_num'], source['seconds'], source['log']
     loss_sum, loss_count, wandb_id = source['loss_sum'], source['loss_count'], source['wandb_id']
     if os.path.exists(best_path):                       # it may be an evaluation ahead of last.pt, if a kill came between the two
@@ -392,6 +403,14 @@ def draw_curve():
     write_whole(curve_path, lambda file: file.write(picture.getvalue()))
 
 
+def without_wandb(error):
+    """Whatever ails wandb: one line, and training goes on."""
+    global wandb_run
+    wandb_run = None
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    say(f'wandb does not work ({reason}): training goes on without it')
+
+
 def add_row(val_loss):
     """One row of log.csv, and the same numbers to wandb."""
     global loss_sum, loss_count
@@ -401,7 +420,10 @@ def add_row(val_loss):
     loss_sum, loss_count = 0.0, 0
     if wandb_run is not None:
         named = zip(('iter', 'tokens', 'seconds', 'lr', 'train_loss', 'val_loss'), row)
-        wandb_run.log({key: number for key, number in named if number != ''}, step=iteration)
+        try:
+            wandb_run.log({key: number for key, number in named if number != ''}, step=iteration)
+        except Exception as error:
+            without_wandb(error)
 
 
 def stop_for(fault):
@@ -437,7 +459,7 @@ if master:
             wandb_run = wandb.init(project=wandb_project, name=wandb_run_name or name, config=settings, id=wandb_id, resume='allow')
             wandb_id = wandb_run.id
         except Exception as error:
-            say(f'wandb does not start ({str(error).splitlines()[0] if str(error) else type(error).__name__}): training goes on without it')
+            without_wandb(error)
     for path in (last_path, best_path, log_path, settings_path, curve_path):
         for leftover in glob.glob(glob.escape(path) + '.*.part'):       # of a run that was killed while it wrote
             os.remove(leftover)
@@ -550,8 +572,13 @@ if master:
         draw_curve()
     except ImportError:
         say('no curve is drawn: matplotlib is not installed')
+    except Exception as error:                          # a name that it cannot write, with one $ or no UTF-8
+        say(f'no curve is drawn ({type(error).__name__})')
 say(f'done: validation loss {val_loss:.4f} over all of the validation text, after {seconds:.0f} s of training; see {out_dir}')
 if wandb_run is not None:
-    wandb_run.finish()
+    try:
+        wandb_run.finish()
+    except Exception as error:
+        without_wandb(error)
 if world_size > 1:
     torch.distributed.destroy_process_group()

@@ -112,8 +112,8 @@ def main():
         status = wait_until(life(project, '--out_dir=out/killed', *(['--init_from=resume'] if begun else [])), lambda: False)
         ends += 1
         faults += compared(project) if status == 0 else [f'exit status {status}']
-    print(f'{kills} kills in {ends} runs of 200 steps, {before_any_checkpoint} before there was a checkpoint, {while_writing.total()} while '
-          f'a file was being written: {dict(while_writing)}; {time.perf_counter() - started:.0f} s')
+    print(f'{kills} kills in {ends} runs of 200 steps, {before_any_checkpoint} before there was a checkpoint, {while_writing.total()} '
+          f'while a file was being written: {dict(while_writing)}; {time.perf_counter() - started:.0f} s')
     if faults:
         sys.exit('\n'.join(faults + [f'see {project}']))
     print('no run was lost, and each ended as the run without kills did')

