@@ -235,8 +235,8 @@ class T5(Position):
         # A number for each distance that occurs, largest first. A query's row is a stretch of them, the first query's the last one.
         distances = queries[-1] - keys[0] - torch.arange(len(queries) + len(keys) - 1, device=keys.device)
         buckets = t5_bucket(distances, self.buckets, self.max_distance, self.causal)
-        by_distance = F.embedding(buckets, self.table.float()).T                        # (nh, Tq + Tk - 1)
-        return (by_distance.unfold(-1, len(keys), 1).flip(-2) + mask)[None]             # (1, nh, Tq, Tk)
+        by_distance = F.embedding(buckets, self.table.float()).T.contiguous()           # (nh, Tq + Tk - 1)
+        return (mask + by_distance.unfold(-1, len(keys), 1).flip(-2))[None]     # mask first: the sum lies row by row, as it does
 
     def bias(self, q, shared, layer):
         return shared
