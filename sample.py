@@ -112,12 +112,14 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)            # Ctrl-C ends the text, 
 if hasattr(signal, 'SIGPIPE'):
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # and so does a closed pipe, as in `| head`
 
+if compile:                     # but for the cache: plain bookkeeping, which would be compiled anew at every length
+    Cache.read, Cache.extend = torch.compiler.disable(Cache.read), torch.compiler.disable(Cache.extend)
+    torch._dynamo.config.recompile_limit = 1000         # each layer of each run is compiled for itself; after 8 it would give up
+
 for run, model, tokenizer, prompt, val_loss in loaded:
     if len(runs) > 1:
         write(f'=== {run}: {model.config.position}, validation loss {val_loss:.4f} ===\n')
     if compile:
-        # The cache is plain bookkeeping, which would be compiled anew at every length.
-        Cache.read, Cache.extend = torch.compiler.disable(Cache.read), torch.compiler.disable(Cache.extend)
         model.forward = torch.compile(model.forward, dynamic=True)
     for number in range(num_samples):
         generator = torch.Generator(device).manual_seed(seed + number)

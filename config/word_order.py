@@ -6,6 +6,6 @@ n_head = 4
 n_embd = 64
 block_size = 32         # two or three sentences
 batch_size = 32
-learning_rate = 2e-2    # high: with 3e-3 the model knows the words and their roles, and stays at the bag-of-words bound
+learning_rate = 2e-2    # high: with 3e-3 a RoPE model of the default size stayed at the bag-of-words bound
 max_iters = 2000
 eval_interval = 200
