@@ -126,9 +126,9 @@ class Position(nn.Module):
         """What every layer needs, from the positions and the mask, (Tq, Tk), float: 0 where a query may look, -inf where not."""
         return None
 
-    def turn(self, qk, shared):
-        """Door 2. Queries and keys of one layer, (B, T, 2, nh, hs), in the same shape."""
-        return qk
+    def turn(self, x, shared):
+        """Door 2. The queries or the keys of one layer, (B, T, nh, hs), in the same shape."""
+        return x
 
     def bias(self, q, shared, layer):
         """Door 3. What is added to the scores, the mask included: (1 or B, nh, Tq, Tk), float32, or None. q: (B, nh, Tq, hs)."""
@@ -198,10 +198,10 @@ class RoPE(Position):
         if len(keys) > self.recomputes_from:
             frequencies, _ = rope_frequencies(**self.options, length=len(keys))
         cos, sin = rotation(queries, frequencies, self.attention_factor, self.layout)  # (T, hs) each
-        return cos[:, None, None], sin[:, None, None]                                   # to fit (B, T, 2, nh, hs)
+        return cos[:, None], sin[:, None]                                               # to fit (B, T, nh, hs)
 
-    def turn(self, qk, shared):
-        return rotate(qk, *shared, self.layout)
+    def turn(self, x, shared):
+        return rotate(x, *shared, self.layout)
 
 
 class ALiBi(Position):
@@ -520,9 +520,9 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x, position, shared, mask, cache=None):
         B, T, C = x.size()
-        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
-        q, k = position.turn(qkv[:, :, :2], shared).transpose(1, 3).unbind(2)           # door 2; (B, nh, T, hs) each
-        v = qkv[:, :, 2].transpose(1, 2)                                                # (B, nh, T, hs)
+        q, k, v = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).unbind(2) # (B, T, nh, hs) each
+        q, k = position.turn(q, shared), position.turn(k, shared)                       # door 2
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, nh, T, hs) each
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)                                       # (B, nh, Tk, hs) each
         dropout = self.dropout if self.training else 0.0

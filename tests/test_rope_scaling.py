@@ -153,12 +153,12 @@ def test_yarn_lengthens_cos_and_sin_once(factor, expected):
 
 def test_yarn_multiplies_scores_by_the_square_of_its_factor():
     """Against the same frequencies without a temperature: (q . k) grows by mscale^2, 1.296477 at s = 4."""
-    q, k = torch.randn(1, 6, 2, 3, 8), torch.randn(1, 6, 2, 3, 8)
+    q, k = torch.randn(1, 6, 3, 8), torch.randn(1, 6, 3, 8)
 
     def scores(**options):
         position = small_model('yarn', **options).transformer.wpe
         shared = position.prepare(torch.arange(6), torch.arange(6), None)
-        return torch.einsum('bqshd,bkshd->bshqk', position.turn(q, shared), position.turn(k, shared))
+        return torch.einsum('bqhd,bkhd->bhqk', position.turn(q, shared), position.turn(k, shared))
     torch.testing.assert_close(scores(), 1.2964769927807063 * scores(rope_attention_factor=1.0))
 
 

@@ -112,15 +112,15 @@ def test_the_two_layouts_are_one_permutation_apart():
 
 @pytest.mark.parametrize('layout', ['half', 'interleaved'])
 def test_rotation_depends_on_the_time_index_only(layout):
-    """One vector in all places of (B, T, 2, nh, hs), every size different: what comes out differs along T and along nothing else."""
+    """One vector in all places of (B, T, nh, hs), every size different: what comes out differs along T and along nothing else."""
     position = small_model('rope', rope_layout=layout).transformer.wpe
     vector = torch.randn(8)
     queries, keys, mask = positions_and_mask(read=6, new=5)
-    turned = position.turn(vector.expand(4, 5, 2, 3, 8), position.prepare(queries, keys, mask))
-    assert turned.shape == (4, 5, 2, 3, 8)
+    turned = position.turn(vector.expand(4, 5, 3, 8), position.prepare(queries, keys, mask))
+    assert turned.shape == (4, 5, 3, 8)
     for t in range(5):
         expected = rotate(vector, *[table[0] for table in rotation(torch.tensor([6 + t]), rope_frequencies(8)[0], layout=layout)], layout)
-        torch.testing.assert_close(turned[:, t], expected.expand(4, 2, 3, 8))
+        torch.testing.assert_close(turned[:, t], expected.expand(4, 3, 8))
         assert t == 0 or not torch.allclose(turned[:, t], turned[:, t - 1], atol=0.05)
 
 
@@ -328,7 +328,7 @@ def test_relative_biases_do_not_change_when_both_positions_shift(name):
 def test_none_opens_no_door():
     position = small_model('none').transformer.wpe
     queries, keys, mask = positions_and_mask(3, 4)
-    shared, qk = position.prepare(queries, keys, mask), torch.randn(2, 4, 2, 3, 8)
-    assert position.embedding(queries) is None and position.bias(qk, shared, 0) is None and position.values(qk, shared, 0) is None
-    assert position.turn(qk, shared) is qk
+    shared, q = position.prepare(queries, keys, mask), torch.randn(2, 4, 3, 8)
+    assert position.embedding(queries) is None and position.bias(q, shared, 0) is None and position.values(q, shared, 0) is None
+    assert position.turn(q, shared) is q
     assert list(position.parameters()) == []
