@@ -53,7 +53,7 @@ from torch.nn import functional as F
 import model as ours
 from compare import last_line, named, table
 from dataset import Dataset, prepare_if_missing
-from runs import autocast, need_folder, pick_device, sum_of_losses, token_losses, window_starts, write_whole
+from runs import autocast, git_commit, need_folder, peak_memory, pick_device, sum_of_losses, token_losses, window_starts, write_whole
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PARTS = ('step', 'schemes', 'sample', 'data', 'long', 'race')
@@ -306,18 +306,6 @@ def measure_data(machine, rounds, seed, batches=50):
     return results
 
 
-def peak_memory(machine):
-    """The most memory that this process has held, in MB; of the GPU's where it uses one."""
-    if machine.type == 'cuda':
-        return torch.cuda.max_memory_allocated() / 2 ** 20
-    try:
-        with open('/proc/self/status') as file:         # not getrusage's peak, which a process inherits from the one that started it
-            return next(int(line.split()[1]) for line in file if line.startswith('VmHWM')) / 2 ** 10
-    except OSError:                                     # no Linux
-        import resource
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2 ** 20 if sys.platform == 'darwin' else 2 ** 10)
-
-
 def score_window(scheme, scaling, length, device, seed):
     """In a process of its own: scores one window of `length` tokens; prints seconds and peak memory, before and after, as JSON."""
     machine = torch.device(device)
@@ -422,14 +410,6 @@ def measure_race(nanogpt, seed):
 # ----------------------------------------------------------------------------------------------------------------------
 # what is left behind
 
-def git_commit(folder):
-    try:
-        command = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
-        return subprocess.run(command, capture_output=True, text=True, cwd=folder).stdout.strip()
-    except OSError:                                     # no git here
-        return ''
-
-
 def describe_machine(machine, peer_folder):
     """Where, when and with what: stands in bench.json with every part, since parts can be measured anew one by one."""
     cpu = platform.processor() or platform.machine()
@@ -440,7 +420,7 @@ def describe_machine(machine, peer_folder):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return dict(cpu=cpu, cores=os.cpu_count(), threads=torch.get_num_threads(), device=str(machine),
-                gpu=torch.cuda.get_device_name(machine) if machine.type == 'cuda' else None, **versions, git_commit=git_commit(HERE),
+                gpu=torch.cuda.get_device_name(machine) if machine.type == 'cuda' else None, **versions, git_commit=git_commit(),
                 peer_commit=git_commit(peer_folder) if peer_folder else None, date=datetime.datetime.now().isoformat(timespec='seconds'),
                 command=' '.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]]))
 

@@ -5,6 +5,8 @@ import contextlib
 import errno
 import os
 import pickle
+import subprocess
+import sys
 import warnings
 import zipfile
 
@@ -45,6 +47,27 @@ def autocast(device, dtype):
     if dtype not in DTYPES:
         fail(f'dtype must be one of {", ".join(DTYPES)}, not {dtype!r}')
     return contextlib.nullcontext() if dtype == 'float32' else torch.autocast(device.type, dtype=DTYPES[dtype])
+
+
+def peak_memory(device):
+    """The most memory that this process has held so far, in MB: on a GPU the most of the GPU's that tensors took."""
+    if device.type == 'cuda':
+        return torch.cuda.max_memory_allocated(device) / 2 ** 20
+    try:
+        with open('/proc/self/status') as file:         # not getrusage's peak, which a process inherits from the one that started it
+            return next(int(line.split()[1]) for line in file if line.startswith('VmHWM')) / 2 ** 10
+    except OSError:                                     # no Linux
+        import resource
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2 ** 20 if sys.platform == 'darwin' else 2 ** 10)
+
+
+def git_commit(folder=os.path.dirname(os.path.abspath(__file__))):
+    """The commit that is checked out in a folder, by default this one, with '-dirty' behind it if files differ; '' where there is none."""
+    try:
+        command = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
+        return subprocess.run(command, capture_output=True, text=True, cwd=folder).stdout.strip()
+    except OSError:                                     # no git here
+        return ''
 
 
 # ----------------------------------------------------------------------------------------------------------------------

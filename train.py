@@ -14,7 +14,6 @@ import math
 import os
 import platform
 import signal
-import subprocess
 import sys
 import time
 
@@ -101,7 +100,7 @@ from tqdm import tqdm
 
 from dataset import Dataset, data_folder, prepare_if_missing
 from model import GPT, GPTConfig
-from runs import (DTYPES, autocast, checkpoint_path, load_checkpoint, make_model, need_folder, pick_device, sum_of_losses, window_starts,
+from runs import (autocast, checkpoint_path, git_commit, load_checkpoint, make_model, need_folder, pick_device, sum_of_losses, window_starts,
                   write_whole)
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -376,13 +375,8 @@ def write_log():
 
 
 def write_settings():
-    try:
-        commit = subprocess.run(['git', 'describe', '--always', '--dirty', '--abbrev=40'], capture_output=True, text=True,
-                                cwd=os.path.dirname(os.path.abspath(__file__))).stdout.strip()
-    except OSError:                                     # no git here
-        commit = ''
     versions = dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__, device=str(device),
-                    threads=torch.get_num_threads(), git_commit=commit)
+                    threads=torch.get_num_threads(), git_commit=git_commit())
     content = json.dumps(dict(settings=settings, model_args=model_args, data=data.meta['sha256'], versions=versions), indent=1)
     write_whole(settings_path, lambda file: file.write(content.encode()))
 

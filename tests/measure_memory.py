@@ -13,6 +13,8 @@ import shutil
 import sys
 import tempfile
 
+import torch
+
 from tiny_runs import make_project, train
 
 import runs
@@ -51,8 +53,7 @@ def main():
     shutil.rmtree(os.path.dirname(project))
     if run.code != 0:
         sys.exit(run.err)
-    with open('/proc/self/status') as file:             # not getrusage's peak, which a process inherits from the one that started it
-        peak = next(int(line.split()[1]) for line in file if line.startswith('VmHWM')) / 2 ** 10
+    peak = runs.peak_memory(torch.device('cpu'))
     settled, end = at_evaluations[len(at_evaluations) // 10], at_evaluations[-1]
     print(f'{options.steps} steps, {len(at_evaluations)} evaluations, on 2 GB of data: {at_start:.0f} MB before, {settled:.0f} MB after '
           f'a tenth, {end:.0f} MB at the end ({end / settled - 1:+.1%}), {peak:.0f} MB at most')
