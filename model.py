@@ -12,6 +12,7 @@ The rest is GPT-2 as nanoGPT has it, with the same parameter names, so that nano
 
 Shapes in the comments: B batch, T tokens (Tq as queries, Tk as keys), C = n_embd, nh = n_head, hs = C / nh, the size of a head.
 """
+import functools
 import inspect
 import math
 from dataclasses import dataclass, fields
@@ -109,7 +110,7 @@ class Position(nn.Module):
 
     Every door is told absolute positions, (Tq,) of the queries and (Tk,) of the keys, so that training, a cache that has read Tk - Tq
     tokens before, and lengths beyond the trained one are the same code. What all layers share is made once per forward pass, by
-    prepare(), and handed to the doors in each layer as `shared`.
+    prepare(), and handed to doors 2 and 3 in each layer.
     """
     recomputes_from = math.inf          # longer sequences than this change what earlier tokens get: see RoPE, dynamic
 
@@ -123,18 +124,24 @@ class Position(nn.Module):
         return None
 
     def prepare(self, queries, keys, mask):
-        """What every layer needs, from the positions and the mask, (Tq, Tk), float: 0 where a query may look, -inf where not."""
-        return None
+        """
+        What every layer needs, from the positions and the mask, (Tq, Tk), float: 0 where a query may look, -inf where not. Returns two
+        things: `angles` for door 2; and `pairs` for door 3, (1, 1 or nh, Tq, Tk), or None, and then that door stays shut.
+        """
+        return None, None
 
-    def turn(self, x, shared):
+    def turn(self, x, angles):
         """Door 2. The queries or the keys of one layer, (B, T, nh, hs), in the same shape."""
         return x
 
-    def bias(self, q, shared, layer):
-        """Door 3. What is added to the scores, the mask included: (1 or B, nh, Tq, Tk), float32, or None. q: (B, nh, Tq, hs)."""
-        return None
+    def bias(self, q, pairs, layer):
+        """
+        Door 3. What is added to the scores, the mask included: (1 or B, 1 or nh, Tq, Tk), float32. q: (B, nh, Tq, hs). On a CPU the door
+        is asked block by block: for some of the queries, and the part of `pairs` that is theirs.
+        """
+        return pairs
 
-    def values(self, weights, shared, layer):
+    def values(self, weights, pairs, layer):
         """What Shaw's a^V adds to the output of attention: (B, nh, Tq, hs), or None. weights, after softmax: (B, nh, Tq, Tk)."""
         return None
 
@@ -149,6 +156,7 @@ class Learned(Position):
     def prepare(self, queries, keys, mask):
         if len(keys) > len(self.weight):
             raise ValueError(f'the learned position table ends at {len(self.weight)} tokens (block_size), so it cannot read {len(keys)}')
+        return None, None
 
     def embedding(self, positions):
         return self.weight[positions]
@@ -198,10 +206,10 @@ class RoPE(Position):
         if len(keys) > self.recomputes_from:
             frequencies, _ = rope_frequencies(**self.options, length=len(keys))
         cos, sin = rotation(queries, frequencies, self.attention_factor, self.layout)  # (T, hs) each
-        return cos[:, None], sin[:, None]                                               # to fit (B, T, nh, hs)
+        return (cos[:, None], sin[:, None]), None                                       # to fit (B, T, nh, hs)
 
-    def turn(self, x, shared):
-        return rotate(x, *shared, self.layout)
+    def turn(self, x, angles):
+        return rotate(x, *angles, self.layout)
 
 
 class ALiBi(Position):
@@ -217,10 +225,7 @@ class ALiBi(Position):
 
     def prepare(self, queries, keys, mask):
         distance = (queries[:, None] - keys[None, :]).abs()                             # (Tq, Tk)
-        return (mask - self.slopes.to(mask.device)[:, None, None] * distance)[None]     # (1, nh, Tq, Tk)
-
-    def bias(self, q, shared, layer):
-        return shared
+        return None, (mask - self.slopes.to(mask.device)[:, None, None] * distance)[None]       # (1, nh, Tq, Tk)
 
 
 class T5(Position):
@@ -236,10 +241,7 @@ class T5(Position):
         distances = queries[-1] - keys[0] - torch.arange(len(queries) + len(keys) - 1, device=keys.device)
         buckets = t5_bucket(distances, self.buckets, self.max_distance, self.causal)
         by_distance = F.embedding(buckets, self.table.float()).T.contiguous()           # (nh, Tq + Tk - 1)
-        return (mask + by_distance.unfold(-1, len(keys), 1).flip(-2))[None]     # mask first: the sum lies row by row, as it does
-
-    def bias(self, q, shared, layer):
-        return shared
+        return None, (mask + by_distance.unfold(-1, len(keys), 1).flip(-2))[None]       # mask first: the sum lies row by row, as it does
 
 
 class Shaw(Position):
@@ -257,21 +259,20 @@ class Shaw(Position):
 
     def prepare(self, queries, keys, mask):
         row = (keys[None, :] - queries[:, None]).clamp(-self.k, 0 if self.causal else self.k) + self.k
-        return row, mask                                                                # (Tq, Tk) both
+        return None, row.masked_fill(mask < 0, self.a_k.size(1))[None, None]            # (1, 1, Tq, Tk); one row more: not to be seen
 
-    def bias(self, q, shared, layer):
-        row, mask = shared
+    def bias(self, q, pairs, layer):
         products = q.float() @ self.a_k[layer].float().T * self.score_scale             # (B, nh, Tq, rows): q_i with every row
-        return products.gather(-1, row.expand(*q.shape[:2], *row.shape)) + mask         # (B, nh, Tq, Tk): the row of j - i
+        products = F.pad(products, (0, 1), value=-math.inf)                             # and with the one more
+        return products.gather(-1, pairs.expand(*q.shape[:2], -1, -1))                  # (B, nh, Tq, Tk): the row of j - i
 
-    def values(self, weights, shared, layer):
+    def values(self, weights, pairs, layer):
         if self.a_v is None:
             return None
-        row, _ = shared
         weights32 = weights.float()                     # the last row gathers many small weights, whose sum bfloat16 would lose
-        by_row = weights32.new_zeros(*weights.shape[:3], self.a_v.size(1))              # (B, nh, Tq, rows): the weight that each
-        by_row = by_row.scatter_add(-1, row.expand_as(weights), weights32)              # row of the table gets in total
-        return (by_row @ self.a_v[layer].float()).to(weights.dtype)                     # (B, nh, Tq, hs)
+        by_row = weights32.new_zeros(*weights.shape[:3], self.a_v.size(1) + 1)          # (B, nh, Tq, rows + 1): the weight that each
+        by_row = by_row.scatter_add(-1, pairs.expand_as(weights), weights32)            # row of the table gets in total
+        return (by_row[..., :-1] @ self.a_v[layer].float()).to(weights.dtype)           # (B, nh, Tq, hs)
 
 
 class TUPE(Position):
@@ -298,10 +299,7 @@ class TUPE(Position):
         q = p[-len(queries):] @ u_q.transpose(1, 2)                                                 # (nh, Tq, hs)
         # The same product, whichever way is less work: a single query behind a cache need not have all keys multiplied by U_k again.
         scores = q @ (u_k @ p.T) if len(queries) == len(keys) else q @ u_k @ p.T                    # (nh, Tq, Tk)
-        return (scores * self.score_scale + mask)[None]
-
-    def bias(self, q, shared, layer):
-        return shared
+        return None, (scores * self.score_scale + mask)[None]
 
 
 SCHEMES = {'none': Position, 'learned': Learned, 'sinusoidal': Sinusoidal, 'shaw': Shaw, 'rope': RoPE, 'alibi': ALiBi, 't5': T5,
@@ -466,31 +464,32 @@ def t5_bucket(distance, num_buckets=32, max_distance=128, causal=True):
 # ----------------------------------------------------------------------------------------------------------------------
 # Attention
 
-def attend(q, k, v, scale, bias=None, mask=None, is_causal=False, dropout=0.0):
+def attend(q, k, v, scale, mask=None, is_causal=False, dropout=0.0, pairs=None, bias=lambda q, pairs: pairs):
     """
     softmax(q k^T * scale + bias) v, in the fastest way. q: (B, nh, Tq, hs); k, v: (B, nh, Tk, hs); returns (B, nh, Tq, hs).
 
-    That is PyTorch's fused kernel. A bias holds the mask already. Without one, `is_causal` spares the kernel the upper triangle where
-    Tq = Tk; where fewer queries stand at the end of more keys it would align them to the first keys, so then it is given the mask.
+    That is PyTorch's fused kernel. Without a bias, `is_causal` spares the kernel the upper triangle where Tq = Tk; where fewer queries
+    stand at the end of more keys it would align them to the first keys, so then it is given the mask. A bias is bias(q, pairs), door 3
+    of one layer, and holds the mask already.
 
     On a CPU the kernel does not know a triangle in a bias, and cannot give a bias its gradient. So there we go in blocks of 128 queries,
     each with the keys up to its last one, and where a gradient is called for, by the lines written out below.
     """
     Tq, Tk = q.size(-2), k.size(-2)
-    if bias is None and is_causal and 1 < Tq < Tk:
-        bias = mask.expand(1, 1, Tq, Tk)
     fused = F.scaled_dot_product_attention
-    if bias is None:
+    if pairs is None and is_causal and 1 < Tq < Tk:
+        pairs = mask.expand(1, 1, Tq, Tk)
+    if pairs is None:
         return fused(q, k, v, scale=scale, dropout_p=dropout, is_causal=is_causal and Tq == Tk)
     if q.device.type != 'cpu':
-        return fused(q, k, v, attn_mask=bias.to(q.dtype), scale=scale, dropout_p=dropout)
+        return fused(q, k, v, attn_mask=bias(q, pairs).to(q.dtype), scale=scale, dropout_p=dropout)
 
     outputs, end = [], Tk - Tq if is_causal else Tk
-    for queries, rows in zip(q.split(128, dim=2), bias.split(128, dim=2)):
+    for queries, part in zip(q.split(128, dim=2), pairs.split(128, dim=2)):
         end += queries.size(2) if is_causal else 0                      # the block's last query sees this many keys
-        keys, values, rows = k[:, :, :end], v[:, :, :end], rows[..., :end]
-        if bias.requires_grad:
-            y = attend_written_out(queries, keys, values, scale, rows, dropout=dropout)
+        keys, values, rows = k[:, :, :end], v[:, :, :end], bias(queries, part[..., :end])
+        if rows.requires_grad:
+            y = attend_written_out(queries, keys, values, scale, rows, dropout)
         else:
             rows = rows.to(q.dtype) if q.dtype == torch.float64 else rows       # float32 beside bfloat16 queries is fine
             y = fused(queries, keys, values, attn_mask=rows, scale=scale, dropout_p=dropout)
@@ -498,10 +497,13 @@ def attend(q, k, v, scale, bias=None, mask=None, is_causal=False, dropout=0.0):
     return torch.cat(outputs, dim=2)
 
 
-def attend_written_out(q, k, v, scale, bias=None, mask=None, dropout=0.0, values=None):
-    """The same in five lines, for reading and for what no kernel does: values(weights) is added to the output (Shaw's a^V)."""
+def attend_written_out(q, k, v, scale, bias, dropout=0.0, values=None):
+    """
+    The same in five lines, for reading and for what no kernel does: values(weights) is added to the output (Shaw's a^V). bias: what is
+    added to the scores, (1 or B, 1 or nh, Tq, Tk), the mask included or nothing else.
+    """
     scores = (q.float() * scale) @ k.float().transpose(-2, -1)          # (B, nh, Tq, Tk)
-    scores = scores + (mask if bias is None else bias)
+    scores += bias
     weights = F.dropout(scores.softmax(dim=-1), dropout).to(v.dtype)
     y = weights @ v                                                     # (B, nh, Tq, hs)
     extra = values(weights) if values else None
@@ -521,18 +523,19 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, position, shared, mask, cache=None):
         B, T, C = x.size()
         q, k, v = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).unbind(2) # (B, T, nh, hs) each
-        q, k = position.turn(q, shared), position.turn(k, shared)                       # door 2
+        angles, pairs = shared                                                          # from position.prepare
+        q, k = position.turn(q, angles), position.turn(k, angles)                       # door 2
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)               # (B, nh, T, hs) each
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)                                       # (B, nh, Tk, hs) each
         dropout = self.dropout if self.training else 0.0
         with torch.autocast(x.device.type, enabled=False):                              # which would round scores and biases
-            bias = position.bias(q, shared, self.layer)                                 # door 3
+            bias = functools.partial(position.bias, layer=self.layer)                   # door 3
             if self.written_out:
-                y = attend_written_out(q, k, v, position.score_scale, bias, mask, dropout,
-                                       values=lambda weights: position.values(weights, shared, self.layer))
+                y = attend_written_out(q, k, v, position.score_scale, mask if pairs is None else bias(q, pairs), dropout,
+                                       values=lambda weights: position.values(weights, pairs, self.layer))
             else:
-                y = attend(q, k, v, position.score_scale, bias, mask, self.causal, dropout)
+                y = attend(q, k, v, position.score_scale, mask, self.causal, dropout, pairs, bias)
         y = y.transpose(1, 2).reshape(B, T, C)                                          # heads side by side again
         return self.resid_dropout(self.c_proj(y))
 
