@@ -499,8 +499,8 @@ def attend(q, k, v, scale, mask=None, is_causal=False, dropout=0.0, pairs=None, 
 
 def attend_written_out(q, k, v, scale, bias, dropout=0.0, values=None):
     """
-    The same in five lines, for reading and for what no kernel does: values(weights) is added to the output (Shaw's a^V). bias: what is
-    added to the scores, (1 or B, 1 or nh, Tq, Tk), the mask included or nothing else.
+    The same in five lines, for reading and for what no kernel does: values(weights) is added to the output (Shaw's a^V). bias is what is
+    added to the scores: (1 or B, 1 or nh, Tq, Tk), with the mask in it, or the mask alone, (Tq, Tk).
     """
     scores = (q.float() * scale) @ k.float().transpose(-2, -1)          # (B, nh, Tq, Tk)
     scores += bias

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from conftest import SCALINGS, SCHEMES, all_logits, random_tokens, small_model
-from model import alibi_slopes, attend, attend_written_out, rope_frequencies, rotation
+from model import RoPE, Shaw, alibi_slopes, attend, attend_written_out, rope_frequencies, rotation
 
 EVERY_SCHEME = pytest.mark.parametrize('name', SCHEMES)
 EVERY_SCHEME_AND_SCALING = pytest.mark.parametrize('name', [*SCHEMES, *SCALINGS])
@@ -66,6 +66,33 @@ def test_long_inputs_go_in_blocks_and_equal_written_out(name, causal):
             expected, cache = all_logits(written_out, idx), fused.make_cache(2)
             found = [fused(chunk, chunk, cache=cache)[0] for chunk in idx.split([70, 200, 30], dim=1)]
         torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_shaws_bias_is_never_whole_for_long_inputs(monkeypatch):
+    """It differs from text to text, so that it would be the largest tensor of all: its door is asked for 128 queries at a time."""
+    asked, bias = [], Shaw.bias
+    monkeypatch.setattr(Shaw, 'bias', lambda self, q, pairs, layer: asked.append((q.size(2), pairs.size(3))) or bias(self, q, pairs, layer))
+    logits_and_gradients(small_model('shaw', block_size=300, n_layer=1), random_tokens(2, 300))
+    assert asked == [(128, 128), (128, 256), (44, 300)]
+
+
+@pytest.mark.parametrize('flash', [True, False])
+def test_a_scheme_may_open_two_doors(flash):
+    """RoPE that sees the last 40 tokens only: in one layer, a token's logits are those of a text that begins 39 tokens before it."""
+    class Window(RoPE):
+        def prepare(self, queries, keys, mask):
+            angles, _ = super().prepare(queries, keys, mask)
+            return angles, mask.masked_fill(queries[:, None] - keys[None, :] >= 40, -math.inf)[None, None]
+
+    plain, windowed = (small_model('rope', std=0.2, n_layer=1, flash=flash, block_size=300) for _ in range(2))
+    windowed.transformer.wpe, idx = Window(windowed.config), random_tokens(2, 300)
+    with torch.no_grad():
+        logits, cache = all_logits(windowed, idx), windowed.make_cache(2)
+        cached = torch.cat([windowed(chunk, chunk, cache=cache)[0] for chunk in idx.split([150, 149, 1], dim=1)], dim=1)
+        for t in (39, 40, 127, 128, 299):
+            torch.testing.assert_close(logits[:, t], all_logits(plain, idx[:, t - 39:t + 1])[:, -1], rtol=1e-4, atol=1e-5)
+        assert (logits[:, 299] - all_logits(plain, idx)[:, 299]).abs().max() > 0.1
+    torch.testing.assert_close(cached, logits, rtol=1e-4, atol=1e-5)
 
 
 def test_written_out_attention_is_the_textbooks():
