@@ -259,11 +259,12 @@ class Shaw(Position):
 
     def prepare(self, queries, keys, mask):
         row = (keys[None, :] - queries[:, None]).clamp(-self.k, 0 if self.causal else self.k) + self.k
-        return None, row.masked_fill(mask < 0, self.a_k.size(1))[None, None]            # (1, 1, Tq, Tk); one row more: not to be seen
+        row = row.masked_fill(mask < 0, self.a_k.size(1))       # a key not to be seen: a row behind the table's last, which bias() adds
+        return None, row[None, None]                                                    # (1, 1, Tq, Tk)
 
     def bias(self, q, pairs, layer):
         products = q.float() @ self.a_k[layer].float().T * self.score_scale             # (B, nh, Tq, rows): q_i with every row
-        products = F.pad(products, (0, 1), value=-math.inf)                             # and with the one more
+        products = F.pad(products, (0, 1), value=-math.inf)                             # -inf for what is not to be seen
         return products.gather(-1, pairs.expand(*q.shape[:2], -1, -1))                  # (B, nh, Tq, Tk): the row of j - i
 
     def values(self, weights, pairs, layer):
@@ -299,7 +300,7 @@ class TUPE(Position):
         q = p[-len(queries):] @ u_q.transpose(1, 2)                                                 # (nh, Tq, hs)
         # The same product, whichever way is less work: a single query behind a cache need not have all keys multiplied by U_k again.
         scores = q @ (u_k @ p.T) if len(queries) == len(keys) else q @ u_k @ p.T                    # (nh, Tq, Tk)
-        return None, (scores * self.score_scale + mask)[None]
+        return None, (scores * self.score_scale + mask)[None]                                       # (1, nh, Tq, Tk)
 
 
 SCHEMES = {'none': Position, 'learned': Learned, 'sinusoidal': Sinusoidal, 'shaw': Shaw, 'rope': RoPE, 'alibi': ALiBi, 't5': T5,

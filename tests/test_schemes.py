@@ -331,5 +331,5 @@ def test_none_opens_no_door():
     angles, pairs = position.prepare(queries, keys, mask)
     x = torch.randn(2, 4, 3, 8)
     assert position.embedding(queries) is None and position.turn(x, angles) is x
-    assert pairs is None and position.values(x, pairs, 0) is None
+    assert pairs is None and position.bias(x, pairs, 0) is None and position.values(x, pairs, 0) is None
     assert list(position.parameters()) == []
