@@ -217,7 +217,7 @@ def token_losses(model, tokens, length, device, context, stride=None):
     lengths = np.minimum(length, n_tokens - starts)
     # A pass reads some windows' next pieces: about 1024 tokens, but no more than 2 ** 24 attention scores, 64 MB, in a layer.
     scores_per_token = model.config.n_head * length
-    piece = min(max(2 ** 24 // scores_per_token, 1), 256) if length <= model.transformer.wpe.recomputes_from else length
+    piece = min(max(2 ** 24 // scores_per_token, 1), 256) if model.transformer.wpe.cacheable else length
     batch_size = max(min(2 ** 24 // (scores_per_token * piece), 1024 // min(piece, length)), 1)
 
     losses = np.empty(n_tokens, dtype=np.float32)

@@ -147,7 +147,7 @@ def test_a_factor_of_one_changes_nothing(scaling):
 @pytest.mark.parametrize('factor, expected', [(1.0, 1.0), (4.0, 1.138629), (16.0, 1.277259)])
 def test_yarn_lengthens_cos_and_sin_once(factor, expected):
     model = small_model('yarn', rope_factor=factor)
-    (cos, sin), _ = model.transformer.wpe.prepare(torch.arange(3), torch.arange(3), None)
+    cos, sin = model.transformer.wpe.angles(torch.arange(3), torch.arange(3))
     torch.testing.assert_close((cos ** 2 + sin ** 2).sqrt(), torch.full_like(cos, expected), rtol=1e-6, atol=0)
 
 
@@ -157,8 +157,8 @@ def test_yarn_multiplies_scores_by_the_square_of_its_factor():
 
     def scores(**options):
         position = small_model('yarn', **options).transformer.wpe
-        angles, _ = position.prepare(torch.arange(6), torch.arange(6), None)
-        return torch.einsum('bqhd,bkhd->bhqk', position.turn(q, angles), position.turn(k, angles))
+        angles = position.angles(torch.arange(6), torch.arange(6))
+        return torch.einsum('bqhd,bkhd->bhqk', *position.turn(q, k, angles, 0))
     torch.testing.assert_close(scores(), 1.2964769927807063 * scores(rope_attention_factor=1.0))
 
 

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from conftest import SCHEMES, all_logits, random_tokens, reference_values, small_model
-from model import (GPT, GPTConfig, alibi_slopes, rope_frequencies, rotate, rotation, sinusoidal_table, t5_bucket,
+from model import (GPT, GPTConfig, RoPE, alibi_slopes, rope_frequencies, rotate, rotation, sinusoidal_table, t5_bucket,
                    wave_frequencies)
 
 REFERENCE = reference_values()
@@ -116,12 +116,21 @@ def test_rotation_depends_on_the_time_index_only(layout):
     position = small_model('rope', rope_layout=layout).transformer.wpe
     vector = torch.randn(8)
     queries, keys, mask = positions_and_mask(read=6, new=5)
-    turned = position.turn(vector.expand(4, 5, 3, 8), position.prepare(queries, keys, mask)[0])
-    assert turned.shape == (4, 5, 3, 8)
+    x = vector.expand(4, 5, 3, 8)
+    turned, turned_keys = position.turn(x, x, position.angles(queries, keys), layer=0)
+    assert turned.shape == (4, 5, 3, 8) and torch.equal(turned, turned_keys)
     for t in range(5):
         expected = rotate(vector, *[table[0] for table in rotation(torch.tensor([6 + t]), rope_frequencies(8)[0], layout=layout)], layout)
         torch.testing.assert_close(turned[:, t], expected.expand(4, 3, 8))
         assert t == 0 or not torch.allclose(turned[:, t], turned[:, t - 1], atol=0.05)
+
+
+def test_rotate_is_the_formula_pair_by_pair():
+    """rotate(), by rolled halves and signed sines, against a cos - b sin, b cos + a sin, to the last bit."""
+    x, positions, frequencies = torch.randn(2, 11, 3, 8), torch.arange(11), rope_frequencies(8)[0]
+    cos, sin = (table[:, None] for table in rotation(positions, frequencies))
+    angles = (positions[:, None] * frequencies)[:, None]
+    assert torch.equal(rotate(x, cos, sin), RoPE.reference(x, angles.cos(), angles.sin()))
 
 
 @pytest.mark.parametrize('layout', ['half', 'interleaved'])
@@ -173,7 +182,7 @@ def test_alibi_slopes_of_six_and_of_eight_heads():
 def test_alibi_bias_is_minus_slope_times_distance(read, new, causal):
     position = small_model('alibi', causal=causal).transformer.wpe
     queries, keys, mask = positions_and_mask(read, new, causal)
-    bias = position.bias(torch.zeros(1, 3, new, 8), position.prepare(queries, keys, mask)[1], layer=0)
+    bias = position.consecutive_bias(queries, keys) + mask
     for head, slope in enumerate([0.0625, 0.00390625, 0.25]):
         for i in range(new):
             for j in range(read + new):
@@ -220,7 +229,7 @@ def test_t5_bidirectional_buckets_tell_before_from_after():
 def test_t5_bias_is_the_table_at_the_distances_bucket(read, new, causal):
     position = small_model('t5', std=0.5, causal=causal).transformer.wpe
     queries, keys, mask = positions_and_mask(read, new, causal)
-    bias = position.bias(torch.zeros(1, 3, new, 8), position.prepare(queries, keys, mask)[1], layer=0)
+    bias = position.consecutive_bias(queries, keys) + mask
     for i in range(new):
         for j in range(read + new):
             row = t5_bucket(torch.tensor(read + i - j), 8, 20, causal)
@@ -230,10 +239,11 @@ def test_t5_bias_is_the_table_at_the_distances_bucket(read, new, causal):
 
 def test_shaw_index_has_the_reference_values():
     position = small_model('shaw', shaw_max_distance=2, causal=False).transformer.wpe
-    row = position.prepare(*positions_and_mask(0, 5, causal=False))[1][0, 0]
+    distance = torch.arange(5)[:, None] - torch.arange(5)
+    row = position.row(distance)
     assert row.tolist() == CLOSED_FORM['shaw_index_T5_k2']
     position = small_model('shaw', shaw_max_distance=2).transformer.wpe
-    row = position.prepare(*positions_and_mask(0, 5))[1][0, 0]
+    row = position.row(distance)
     visible = torch.ones(5, 5).tril().bool()
     assert torch.equal(row[visible], torch.tensor(CLOSED_FORM['shaw_index_T5_k2'])[visible])
 
@@ -260,9 +270,10 @@ def test_shaw_adds_a_vector_per_distance_to_keys_and_values(read, new, causal):
     weights = scores.softmax(-1)
     expected = (weights[..., None] * (v.double()[:, :, None] + a_v)).sum(3)
 
-    _, pairs = position.prepare(queries, keys, mask)
-    found = q @ k.transpose(-2, -1) / math.sqrt(8) + position.bias(q, pairs, layer=1)
-    assert_near(found, scores, rtol=1e-5, atol=1e-5)
+    pairs = queries[:, None] - keys
+    added = position.scores(q, k, pairs, layer=1)
+    assert_near(added, position.reference(q, pairs, layer=1), rtol=1e-5, atol=1e-5)
+    assert_near(q @ k.transpose(-2, -1) / math.sqrt(8) + added + mask, scores, rtol=1e-5, atol=1e-5)
     found = weights.float() @ v + position.values(weights.float(), pairs, layer=1)
     assert_near(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -281,7 +292,7 @@ def test_zeroing_shaws_value_table_changes_the_output():
 def test_shaws_far_row_gets_its_whole_weight_in_bfloat16():
     """At 1,000 tokens nearly all weight falls on the row of the clipped distances, in parts that a bfloat16 sum would drop."""
     position = small_model('shaw_values', std=0.5).to(torch.bfloat16).transformer.wpe
-    _, pairs = position.prepare(*positions_and_mask(999, 1))
+    pairs = 999 - torch.arange(1000)[None]
     uniform = torch.full((1, 3, 1, 1000), 1 / 1000, dtype=torch.bfloat16)
     found = position.values(uniform, pairs, layer=0)[0, 0, 0]
     expected = uniform[0, 0, 0].double() @ position.a_v[0].double()[(torch.arange(1000) - 999).clamp(min=-5) + 5]
@@ -298,7 +309,7 @@ def test_tupe_bias_is_the_product_of_projected_positions(read, new, causal):
     p = F.layer_norm(sinusoidal_table(keys.double(), 24), (24,))
     q, k = ((p @ weight.double().T).view(-1, 3, 8) for weight in (position.u_q, position.u_k))
     expected = torch.einsum('ihd,jhd->hij', q[read:], k) / math.sqrt(2 * 8) + mask
-    bias = position.bias(None, position.prepare(queries, keys, mask)[1], layer=0)
+    bias = position.bias(queries, keys) + mask
     assert_near(bias[0], expected, rtol=1e-4, atol=1e-4)
 
 
@@ -320,16 +331,17 @@ def test_tupe_without_its_projections_is_content_over_sqrt_2d():
 def test_relative_biases_do_not_change_when_both_positions_shift(name):
     """The three that are told distances do not see a shift by 5; TUPE, whose positions are absolute, does."""
     position, q = small_model(name, std=0.5).transformer.wpe, torch.randn(1, 3, 9, 8)
-    queries, keys, mask = positions_and_mask(0, 9)
-    bias, shifted = (position.bias(q, position.prepare(queries + shift, keys + shift, mask)[1], layer=0) for shift in (0, 5))
+    queries, keys, _ = positions_and_mask(0, 9)
+    bias, shifted = (position.scores(q, q, (queries + shift)[:, None] - (keys + shift), layer=0) if position.by_content
+                     else position.bias(queries + shift, keys + shift) for shift in (0, 5))
     assert torch.equal(bias, shifted) == (name != 'tupe')
 
 
 def test_none_opens_no_door():
     position = small_model('none').transformer.wpe
     queries, keys, mask = positions_and_mask(3, 4)
-    angles, pairs = position.prepare(queries, keys, mask)
-    x = torch.randn(2, 4, 3, 8)
-    assert position.embedding(queries) is None and position.turn(x, angles) is x
-    assert pairs is None and position.bias(x, pairs, 0) is None and position.values(x, pairs, 0) is None
+    q, k = torch.randn(2, 4, 3, 8), torch.randn(2, 4, 3, 8)
+    turned = position.turn(q, k, position.angles(queries, keys), layer=0)
+    assert position.embedding(queries) is None and turned[0] is q and turned[1] is k
+    assert position.bias(queries, keys) is None and not position.by_content and not position.needs_weights
     assert list(position.parameters()) == []
