@@ -249,19 +249,19 @@ class RoPE(Position):
 
 
 class Relative(Position):
-    """A bias that knows distances alone: a scheme says of_distance(i - j), (nh, ..) for any shape."""
+    """A bias that knows distances alone. A scheme says of_distance(i - j): (..) to (.., nh)."""
 
     def of_distance(self, distance):
         raise NotImplementedError
 
     def bias(self, queries, keys):
-        return self.of_distance(queries[:, None] - keys)[None]                          # (1, nh, Tq, Tk)
+        return self.of_distance(queries[:, None] - keys).movedim(-1, 0)[None]           # (1, nh, Tq, Tk)
 
     def consecutive_bias(self, queries, keys):
         # Only Tq + Tk - 1 distances occur. In a row of them, largest first, each query's are a stretch of Tk:
         # the last query's is the first, and the one before it begins a place further on.
         distance = queries[-1] - keys[0] - torch.arange(len(queries) + len(keys) - 1, device=keys.device)
-        return self.of_distance(distance).contiguous().unfold(-1, len(keys), 1).flip(-2)[None]
+        return self.of_distance(distance).T.contiguous().unfold(-1, len(keys), 1).flip(-2)[None]
 
 
 class ALiBi(Relative):
@@ -278,7 +278,7 @@ class ALiBi(Relative):
         self.keep('slopes', alibi_slopes(self.n_head).double())
 
     def of_distance(self, distance):
-        return -self.slopes.view(-1, *[1] * distance.dim()) * distance.abs()
+        return -self.slopes * distance.abs()[..., None]
 
 
 class T5(Relative):
@@ -303,7 +303,7 @@ class T5(Relative):
     def of_distance(self, distance):
         most = self.t5_max_distance
         bucket = self.bucket[distance.clamp(-most, most) + most]
-        return F.embedding(bucket, at_least_float32(self.table)).movedim(-1, 0)
+        return F.embedding(bucket, at_least_float32(self.table))
 
 
 class Shaw(Position):
