@@ -744,28 +744,32 @@ class GPT(nn.Module):
     def make_cache(self, batch_size):
         """An empty Cache for `batch_size` sequences. ValueError where nothing can be kept."""
         need(self.config.causal and self.transformer.wpe.cacheable,
-             'each new token changes what this model makes of those before it (it is not causal, or its positions '
-             'stretch with the text), so there is nothing to cache')
+             'there is nothing to cache: each new token changes what this model makes of those before it, '
+             'since it is not causal or its positions stretch with the text')
         return Cache(self.config.n_layer, batch_size)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, context=None,
-               generator=None):
+               generator=None, vocab_size=None):
         """
         Yields max_new_tokens new tokens after idx, (B, T): (B, 1) each, as they are made. Call model.eval()
-        before.
+        before. ValueError for an empty idx and options out of range.
 
         temperature   0 takes the most likely token; below 1 sharpens, above 1 flattens
         top_k, top_p  sample only from the k likeliest tokens, or from the fewest that hold the probability p
         context       the window, in tokens; None: block_size
         generator     a torch.Generator of its own, so that the same seed gives the same text
+        vocab_size    the tokenizer's, where the model's is padded: ids from there on are never sampled
 
         When the text outgrows the window, the model reads afresh, from position 0, the last context // 2
         tokens: each token is predicted from context // 2 to `context` tokens, exactly as if nothing had stood
         before them, and is read about twice. (Dropping the oldest keys from the cache would be cheaper and
         something else: the states kept have seen the dropped tokens.)
         """
-        context = context or self.config.block_size
+        context = self.config.block_size if context is None else context
+        need(idx.size(1) > 0, 'there must be a token to begin with')
+        need(context >= 1, f'context must be at least 1, or None for block_size, not {context}')
+        need(max_new_tokens >= 0, f'max_new_tokens must be at least 0, not {max_new_tokens}')
         cache = self.make_cache(len(idx)) if self.transformer.wpe.cacheable else None
         window = idx[:, -context:]
         for _ in range(max_new_tokens):
@@ -774,8 +778,9 @@ class GPT(nn.Module):
                 if cache is not None:
                     cache.clear()
             unread = window if cache is None else window[:, cache.length:]
-            logits = self(unread, cache=cache)[0][:, -1].float()
-            token = choose(logits, temperature, top_k, top_p, generator)
+            with torch.inference_mode():
+                logits = self(unread, cache=cache)[0][:, -1, :vocab_size].float()
+            token = choose(logits, temperature, top_k, top_p, generator)    # outside: a tensor as any other
             window = torch.cat((window, token), dim=1)
             yield token
 
@@ -786,15 +791,18 @@ class GPT(nn.Module):
 
 def choose(logits, temperature=1.0, top_k=None, top_p=None, generator=None):
     """One token id per row of logits, (B, vocab_size): (B, 1). See GPT.stream for the options."""
+    need(temperature >= 0, f'temperature must be at least 0, not {temperature}')
+    need(top_k is None or top_k >= 1, f'top_k must be at least 1, or None for all, not {top_k}')
+    need(top_p is None or 0 < top_p <= 1, f'top_p must be above 0 and at most 1, or None, not {top_p}')
     if temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     logits = logits / temperature
     if top_k is not None and top_k < logits.size(-1):
-        smallest = logits.topk(top_k).values[:, [-1]]
-        logits = logits.masked_fill(logits < smallest, -math.inf)
+        kept, ids = logits.topk(top_k)                                  # k of them, also where some are equal
+        logits = torch.full_like(logits, -math.inf).scatter(-1, ids, kept)
     if top_p is not None and top_p < 1:
         ordered, order = logits.sort(descending=True, dim=-1)
-        likelier = ordered.softmax(dim=-1).cumsum(dim=-1)[:, :-1]      # probability of all before the 2nd, ..
+        likelier = ordered.softmax(dim=-1).cumsum(dim=-1)[:, :-1]       # the sum before the 2nd, the 3rd, ..
         ordered[:, 1:].masked_fill_(likelier >= top_p, -math.inf)       # the likeliest itself always stays
         logits = torch.full_like(logits, -math.inf).scatter(-1, order, ordered)
     return torch.multinomial(logits.softmax(dim=-1), num_samples=1, generator=generator)

@@ -142,6 +142,40 @@ def test_a_cache_of_another_batch_size_is_refused():
         model(random_tokens(3, 5), cache=model.make_cache(2))
 
 
+@pytest.mark.parametrize('options, word', [
+    (dict(temperature=-1), 'temperature'), (dict(temperature=math.nan), 'temperature'), (dict(top_k=0), 'top_k'), (dict(top_p=0.0), 'top_p'),
+    (dict(top_p=1.5), 'top_p'), (dict(context=0), 'context'), (dict(context=-3), 'context'), (dict(max_new_tokens=-1), 'max_new_tokens')])
+def test_generation_refuses_what_makes_no_sense(options, word):
+    model = small_model('rope')
+    with pytest.raises(ValueError, match=word):
+        model.generate(random_tokens(1, 3), **{'max_new_tokens': 2, **options})
+    with pytest.raises(ValueError, match='begin'):
+        model.generate(random_tokens(1, 0), 2)
+
+
+def test_padding_of_the_vocabulary_is_never_sampled():
+    """65 real tokens of 128, all equally likely: without vocab_size about half of what is sampled would be no token."""
+    model = small_model('rope', vocab_size=128)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    for options in (dict(), dict(top_k=100), dict(top_p=0.99), dict(temperature=0)):
+        text = model.generate(torch.zeros(4, 1, dtype=torch.int64), 50, vocab_size=65, **options)
+        assert text.max() < 65
+    assert model.generate(torch.zeros(4, 1, dtype=torch.int64), 50).max() >= 65
+
+
+def test_generated_tokens_can_be_trained_on():
+    model = small_model('rope').train()
+    text = model.generate(random_tokens(2, 3), 10)
+    model(text[:, :-1], text[:, 1:])[1].backward()
+    assert model.lm_head.weight.grad.abs().sum() > 0
+
+
+def test_top_k_keeps_k_of_equals():
+    tokens = choose(torch.zeros(1, 17).expand(200, -1), top_k=1)
+    assert len(set(tokens[:, 0].tolist())) == 1
+    assert len(set(choose(torch.zeros(1, 17).expand(500, -1), top_k=3)[:, 0].tolist())) == 3
+
+
 def test_a_model_that_is_not_causal_has_no_cache():
     """A new token would change what all earlier ones computed."""
     with pytest.raises(ValueError, match='causal'):
@@ -263,7 +297,7 @@ def shares_by_definition(logits, temperature=1.0, top_k=None, top_p=None):
 
 @pytest.mark.parametrize('options', [
     dict(), dict(temperature=0.5), dict(temperature=2.0), dict(top_k=1), dict(top_k=3), dict(top_k=100), dict(top_p=0.5), dict(top_p=0.9),
-    dict(top_p=1.0), dict(top_p=1e-9), dict(top_p=0.0), dict(top_k=4, top_p=0.7), dict(temperature=0.7, top_k=5, top_p=0.95)])
+    dict(top_p=1.0), dict(top_p=1e-9), dict(top_k=4, top_p=0.7), dict(temperature=0.7, top_k=5, top_p=0.95)])
 def test_tokens_are_chosen_as_often_as_their_options_say(options):
     logits = torch.tensor([0.1, 2.0, -1.0, 1.5, 0.7, -3.0, 1.9, 0.0])
     found, expected = chosen_shares(logits, **options), shares_by_definition(logits, **options)

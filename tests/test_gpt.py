@@ -241,6 +241,18 @@ def test_orthogonalise_brings_singular_values_near_1():
         assert (same_directions > -1e-4).all()
 
 
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float64])
+def test_muon_steps_in_every_type(dtype):
+    parameters = [torch.nn.Parameter(torch.randn(8, 16).to(dtype)) for _ in range(2)]
+    before = [parameter.detach().clone() for parameter in parameters]
+    optimizer = Muon(parameters, lr=0.02, weight_decay=0.1)
+    for parameter in parameters:
+        parameter.grad = torch.randn(8, 16).to(dtype)
+    optimizer.step()
+    for parameter, old in zip(parameters, before):
+        assert parameter.dtype == dtype and parameter.isfinite().all() and not torch.equal(parameter, old)
+
+
 def test_muon_resumes_from_its_state():
     def a_step(optimizer, parameter, seed):
         parameter.grad = torch.randn(8, 8, generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,5 @@
 """The README's own example and commands work as they stand there."""
+import glob
 import os
 import re
 import shutil
@@ -16,9 +17,9 @@ def run(folder, *words):
 
 
 def test_the_encoding_in_20_lines_trains_and_samples(tmp_path):
-    for name in ('model.py', 'train.py', 'sample.py', 'runs.py', 'dataset.py', 'configurator.py', 'data'):
-        copy = shutil.copytree if os.path.isdir(os.path.join(ROOT, name)) else shutil.copy
-        copy(os.path.join(ROOT, name), tmp_path / name)
+    for path in glob.glob(os.path.join(ROOT, '*.py')):
+        shutil.copy(path, tmp_path)
+    shutil.copytree(os.path.join(ROOT, 'data'), tmp_path / 'data')
     (example,) = re.findall(r'```python\n(.*?)```', README, re.S)
     assert len(example.strip().splitlines()) <= 20
     with open(tmp_path / 'model.py', 'a', encoding='utf-8') as file:
