@@ -142,17 +142,17 @@ class Position(nn.Module):
 
     def keep(self, name, table):
         """
-        Keeps a fixed table, float64 on the CPU, as the float32 attribute `name`. As a buffer it would be
-        rounded by model.to(bfloat16), and a frequency of 8 bits is another frequency.
+        Keeps a fixed table, computed in float64 on the CPU, as the float32 attribute `name`. Not as a buffer:
+        model.to(bfloat16) would round that, and a frequency of 8 bits is another frequency.
         """
         self.exact[name] = table
-        setattr(self, name, table.float())
+        setattr(self, name, fitted(table, torch.get_default_device(), torch.float32))
 
     def _apply(self, fn, recurse=True):             # what .to(), .cuda(), .bfloat16() and their like call
         super()._apply(fn, recurse)
-        for name, table in self.exact.items():    # tables move along; only a float64 model changes their type
+        for name, table in self.exact.items():      # tables move along; only a float64 model changes them
             like = fn(getattr(self, name))
-            setattr(self, name, table.to(like.device, torch.promote_types(like.dtype, torch.float32)))
+            setattr(self, name, fitted(table, like.device, torch.promote_types(like.dtype, torch.float32)))
         return self
 
 
@@ -296,8 +296,7 @@ class T5(Relative):
     def __init__(self, config):
         super().__init__(config)
         reach = torch.arange(-self.t5_max_distance, self.t5_max_distance + 1, device='cpu')
-        bucket = t5_bucket(reach, self.t5_buckets, self.t5_max_distance, self.causal)
-        self.register_buffer('bucket', bucket, persistent=False)    # of all distances that differ
+        self.keep('bucket', t5_bucket(reach, self.t5_buckets, self.t5_max_distance, self.causal))
         self.table = nn.Parameter(torch.empty(self.t5_buckets, self.n_head))
 
     def of_distance(self, distance):
@@ -392,6 +391,11 @@ SCHEMES = {'none': Position, 'learned': Learned, 'sinusoidal': Sinusoidal, 'shaw
 def at_least_float32(x):
     """x in float32, or in float64 if it is in that: what positions and scores are computed in."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def fitted(table, device, dtype):
+    """A table on a device; of real numbers, in that type."""
+    return table.to(device, dtype if table.is_floating_point() else table.dtype)
 
 
 def wave_frequencies(size, base=10000.0):

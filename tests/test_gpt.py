@@ -70,6 +70,21 @@ def test_gpt2_has_as_many_parameters_as_published():
     assert model.get_num_params() == 124439808 - 1024 * 768
 
 
+@EVERY_SCHEME
+def test_a_model_made_on_the_meta_device_becomes_whole(name):
+    """Made without memory, given some, initialised: the same model as one made at once."""
+    whole = small_model(name)
+    with torch.device('meta'):
+        empty = GPT(whole.config)
+    torch.manual_seed(1)
+    filled = empty.to_empty(device='cpu').eval()
+    filled.init_weights()
+    idx = random_tokens(2, 20)
+    torch.manual_seed(1)
+    whole.init_weights()
+    assert torch.equal(all_logits(filled, idx), all_logits(whole, idx))
+
+
 @pytest.mark.parametrize('name, own', [
     ('none', 0), ('learned', 32 * 24), ('sinusoidal', 0), ('shaw', 2 * 6 * 8), ('shaw_values', 2 * 2 * 6 * 8), ('rope', 0), ('alibi', 0),
     ('t5', 8 * 3), ('tupe', 2 * 24 * 24)])
