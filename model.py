@@ -644,11 +644,11 @@ class GPT(nn.Module):
             ln_f=nn.LayerNorm(config.n_embd, bias=config.bias),
         ))
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self.transformer.wte.weight = self.lm_head.weight       # weight tying (Press and Wolf 2017)
         self.init_weights()
 
     def init_weights(self):
         """GPT-2's: N(0, 0.02), projections to the residual stream smaller by sqrt(their number), biases 0."""
+        self.transformer.wte.weight = self.lm_head.weight       # weight tying (Press and Wolf 2017)
         for name, parameter in self.named_parameters():
             if name.startswith('transformer.wpe.'):
                 continue
