@@ -212,10 +212,10 @@ def read_config(path, settings):
         where = f'{path}, line {node.lineno}'
         if isinstance(node, ast.Expr) and isinstance(getattr(node.value, 'value', None), str):
             continue                                    # a docstring
-        name = ast.unparse(node).partition(' = ')[0]
-        if not (isinstance(node, ast.Assign) and len(node.targets) == 1 and name.isidentifier()):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if [type(target) for target in targets] != [ast.Name]:
             fail(f'{where}: a config file holds only assignments such as `n_layer = 4`; remove this')
-        text = ast.get_source_segment(source, node.value)
+        name, text = targets[0].id, ast.get_source_segment(source, node.value)
         need_known(name, settings, where)
         values[name] = convert(f'{where}: {name}', text, lambda: node.value, settings[name])
     return values

@@ -15,7 +15,6 @@ import platform
 import re
 import warnings
 import zipfile
-from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,11 +24,6 @@ from configurator import fail, scheme_options
 from dataset import Dataset, data_folder, write_whole
 from machine import git_commit, rank_and_world_size, say
 from model import GPT, GPTConfig
-
-
-def model_defaults():
-    """All settings of a model with their defaults."""
-    return {field.name: field.default for field in fields(GPTConfig)}
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -98,8 +92,7 @@ def make_model(checkpoint, path, **changes):
     except RuntimeError:        # PyTorch could not allocate it
         fail('a model of these sizes does not fit into memory; choose smaller ones')
     if checkpoint:
-        # torch.compile and nanoGPT leave their marks in the names
-        try:
+        try:                    # torch.compile and nanoGPT leave their marks in the names
             weights = {name.removeprefix('_orig_mod.'): tensor for name, tensor in checkpoint['model'].items()
                        if not name.endswith(('.attn.bias', '.attn.masked_bias'))}
             model.load_state_dict(weights)
@@ -159,8 +152,9 @@ class Run:
         if not settings['eval_only']:
             say(f'going on from step {self.iteration:,}' if self.iteration < max_iters else
                 f'{self.folder} has done all of its {max_iters:,} steps; a larger --max_iters goes on')
-        before = source['config']
-        if settings['decay_lr'] and before['lr_decay_iters'] == decay_iters < max_iters > before['max_iters']:
+        longer = max_iters > source['config']['max_iters']
+        same_schedule = decay_iters == source['config']['lr_decay_iters']
+        if settings['decay_lr'] and longer and same_schedule and decay_iters < max_iters:
             say(f'from step {decay_iters:,} on the learning rate is min_lr, {settings["min_lr"]}; '
                 f'--lr_decay_iters={max_iters} stretches its schedule')
 

@@ -6,11 +6,11 @@ Text from a trained run, streamed as it is made; or the same prompt through seve
     python sample.py out/rope --rope_scaling=yarn --rope_factor=4 --context=512
 """
 import codecs
+import functools
 import glob
 import math
 import os
 import signal
-import sys
 
 from configurator import configure, count, fail
 
@@ -68,26 +68,23 @@ torch.set_float32_matmul_precision('high')
 changes = {name: settings[name] for name in ('rope_scaling', 'rope_factor', 'rope_original_length')
            if settings[name] is not None}
 
-
 NAME_THE_DATA = 'name the data set that it was trained on, such as --dataset=tinyshakespeare'
+write = functools.partial(print, end='', flush=True)
 
 
-def tokenizer_of(checkpoint, path):
+def tokenizer_of(checkpoint):
     """A checkpoint carries its run's own tokenizer, so the data folder may be gone; nanoGPT's carry none."""
-    try:
-        if 'tokenizer' in checkpoint:
-            return make_tokenizer(checkpoint['tokenizer'])
-        if dataset:
-            return Dataset(data_folder(dataset)).tokenizer
-        if checkpoint['model_args']['vocab_size'] >= GPT2_VOCABULARY:
-            return make_tokenizer({'kind': 'gpt2'})
-    except ValueError as error:
-        fail(f'{path}: {error}')
-    fail(f'{path} carries no vocabulary; {NAME_THE_DATA}')
+    if 'tokenizer' in checkpoint:
+        return make_tokenizer(checkpoint['tokenizer'])
+    if dataset:
+        return Dataset(data_folder(dataset)).tokenizer
+    if checkpoint['model_args']['vocab_size'] >= GPT2_VOCABULARY:
+        return make_tokenizer({'kind': 'gpt2'})
+    raise ValueError(f'it carries no vocabulary; {NAME_THE_DATA}')
 
 
 def load(run):
-    """A run's model, tokenizer, and the prompt in tokens: (1, T)."""
+    """A run's model, tokenizer, the prompt in tokens, (1, T), and the best validation loss."""
     path = checkpoint_path(run)
     checkpoint = load_checkpoint(path)
     model = make_model(checkpoint, path, **changes).to(device).eval()
@@ -95,21 +92,16 @@ def load(run):
     if context is not None and context > longest:
         fail(f'{path}: its table of positions ends at {longest} tokens; choose a context of at most that, '
              f'not {context}')
-    tokenizer = tokenizer_of(checkpoint, path)
-    if not tokenizer.vocab_size <= model.config.vocab_size < tokenizer.vocab_size + 64:     # padded
-        fail(f'{path}: the tokenizer has {tokenizer.vocab_size} tokens and the model '
-             f'{model.config.vocab_size}, so they do not belong together; {NAME_THE_DATA}')
     try:
+        tokenizer = tokenizer_of(checkpoint)
         prompt = tokenizer.encode(start)
     except ValueError as error:
-        fail(f'{path}: the prompt cannot be encoded: {error}')
+        fail(f'{path}: {error}')
+    if not tokenizer.vocab_size <= model.config.vocab_size < tokenizer.vocab_size + 64:     # padded, perhaps
+        fail(f'{path}: the tokenizer has {tokenizer.vocab_size} tokens and the model '
+             f'{model.config.vocab_size}, so they do not belong together; {NAME_THE_DATA}')
     prompt = torch.from_numpy(prompt.astype('int64'))[None].to(device)
     return model, tokenizer, prompt, checkpoint.get('best_val_loss', math.nan)
-
-
-def write(text):
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 loaded = [(run, *load(run)) for run in runs]            # all first: a mistake in the last one shows at once

@@ -3,6 +3,7 @@ What a run is to be. Three sources leave nothing open: what is asked for, what t
 from, and what fits the machine. Then the checks: of settings together, of the folder, and of the data.
 """
 import os
+from dataclasses import fields
 from types import SimpleNamespace
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from configurator import fail
 from machine import rank_and_world_size
 from model import GPTConfig
-from runs import checkpoint_path, load_checkpoint, model_defaults, need_folder
+from runs import checkpoint_path, load_checkpoint, need_folder
 
 # What None stands for: on a GPU nanoGPT's baby GPT; elsewhere what gives its best in three minutes on two
 # cores.
@@ -27,6 +28,11 @@ OF_THE_COMMAND = ('out_dir', 'init_from', 'overwrite', 'eval_only')     # said a
 FREE_TO_CHANGE = (*OF_THE_COMMAND, 'max_iters', 'lr_decay_iters', 'eval_interval', 'log_interval',
                   'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile', 'backend',
                   'deterministic')
+
+
+def model_defaults():
+    """All settings of a model with their defaults."""
+    return {field.name: field.default for field in fields(GPTConfig)}
 
 
 def settle(settings, given, device):

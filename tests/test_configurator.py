@@ -8,7 +8,8 @@ import time
 import pytest
 
 from in_process import ROOT, assert_refused, run
-from configurator import declared_settings
+import configurator
+from configurator import declared_settings, scheme_options
 
 SCRIPT = '''
 """What this script does."""
@@ -185,6 +186,33 @@ def test_large_numbers_are_refused_quickly(configured, text, in_file):
     line = configured('my.py', my=f'steps = {text}\n') if in_file else configured(f'--steps={text}')
     assert isinstance(line, str) and len(line) < 300
     assert time.perf_counter() - started < 2
+
+
+def test_limits_stand_where_a_setting_is_declared(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'script.py').write_text('from configurator import configure, count, share\nsteps: count = 5\npart: share = None\n'
+                                        'top: count | None = 200\nconfigure(globals(), __file__)\n')
+    monkeypatch.chdir(tmp_path)
+    for flag, words in (('--steps=0', 'at least 1, not `0`'), ('--steps=None', 'whole number'), ('--part=1', 'below 1, or None, not `1`'),
+                        ('--part=-0.5', 'at least 0'), ('--top=0', 'at least 1, or None'), ('--top=None', ''), ('--part=0', '')):
+        monkeypatch.setattr(sys, 'argv', ['script.py', flag])
+        try:
+            runpy.run_path('script.py', run_name='__main__')
+            assert not words
+        except SystemExit:
+            assert words and words in capsys.readouterr().err
+
+
+def test_scheme_options_are_read_from_their_classes(tmp_path, monkeypatch):
+    (tmp_path / 'model.py').write_text('import torch\n\n\nclass GPTConfig:\n    n_layer: int = 12\n\n\nclass Waves(torch.Tensor):\n'
+                                       '    """What they do."""\n    longest = 3\n    waves_base: float = 1e4    # how long\n'
+                                       '    waves_length: int = None\n')
+    monkeypatch.setattr(configurator, 'HERE', str(tmp_path))
+    options = scheme_options()
+    assert list(options) == ['waves_base', 'waves_length']
+    assert options['waves_base'] == (1e4, 'float', False, 'how long', 'options of Waves, in model.py')
+    assert options['waves_length'].optional
+    (tmp_path / 'more_schemes.py').write_text('class More:\n    more_heads: int = 2\n')
+    assert scheme_options()['more_heads'].heading == 'options of More, in more_schemes.py'
 
 
 # ----------------------------------------------------------------------------------------------------------------------
