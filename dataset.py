@@ -2,18 +2,23 @@
 Data sets on disk, shared by the prepare scripts, train.py and sample.py. A data set is a folder with
 
     train.bin, val.bin    token ids, uint16, little-endian, one after the other and nothing else
-    meta.json             the tokenizer's description, vocabulary size, token counts, the text's source, and hashes
-    input.txt             the text itself, where a prepare script keeps it: the training part, then the validation part
+    meta.json             the tokenizer's description, vocabulary size, token counts, the text's source, and
+                          hashes
+    input.txt             the text itself, where a prepare script keeps it: the training part, then the
+                          validation part
 
 A tokenizer's description is plain JSON, so that a checkpoint can carry it and sampling needs no data folder:
 
     {"kind": "char", "characters": "\\n !',-.:;?ABC..."}     one token per character
-    {"kind": "word", "words": ["\\n", " ,", " cat", ...]}    one token per word, its leading blank included (word_order)
+    {"kind": "word", "words": ["\\n", " ,", " cat", ...]}    one token per word, its leading blank included
+                                                             (word_order)
     {"kind": "gpt2"}                                        GPT-2's byte pair encoding, by tiktoken
 
 Nothing here executes or unpickles what it reads.
 """
+import contextlib
 import difflib
+import errno
 import functools
 import hashlib
 import json
@@ -29,14 +34,15 @@ from configurator import fail
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
 GPT2_VOCABULARY = 50257
 LARGEST_VOCABULARY = 2 ** 16                    # what uint16 can number
-FEWEST_TOKENS = 65                              # of either part: one window of 64 tokens and the token that follows it
-PREPARED_UNASKED = ('shakespeare_bpe', 'shakespeare_char', 'tinyshakespeare', 'word_order')     # this repository's own, safe to run
-LARGEST_HASHED = 2 ** 28                        # bytes; larger .bin files are checked by their size alone, to start at once
+FEWEST_TOKENS = 65                              # of either part: a window of 64, and the one that follows
+PREPARED_UNASKED = ('shakespeare_bpe', 'shakespeare_char', 'tinyshakespeare', 'word_order')     # safe to run
+LARGEST_HASHED = 2 ** 28                        # bytes; of larger .bin files the size alone is checked
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# tokenizers. Each has encode(text) -> uint16 array, decode(ids) -> text, decode_bytes(ids) -> UTF-8 bytes, vocab_size, to_dict().
-# ids may be any sequence of whole numbers: a list, an array, a tensor. What cannot be encoded is a ValueError of one sentence.
+# ------------------------------------------------------------------------------------------------------------
+# tokenizers. Each has encode(text) -> uint16 array, decode(ids) -> text, decode_bytes(ids) -> UTF-8 bytes,
+# vocab_size, to_dict(). ids may be any sequence of whole numbers: a list, an array, a tensor. What cannot be
+# encoded is a ValueError of one sentence.
 
 def shown(pieces):
     """A vocabulary for an error message, cut where it is long."""
@@ -45,7 +51,7 @@ def shown(pieces):
 
 
 class CharTokenizer:
-    """One token per character; ids number the distinct `characters` (a text, or a list) in the order of their code points."""
+    """One token per character; ids number the distinct `characters`, text or list, by code point."""
 
     def __init__(self, characters):
         self.characters = ''.join(sorted(set(characters)))
@@ -56,7 +62,8 @@ class CharTokenizer:
         code_points = np.frombuffer(text.encode('utf-32-le', errors='surrogatepass'), dtype='<u4')
         unknown = np.setdiff1d(code_points, self.code_points)
         if len(unknown):
-            raise ValueError(f'the vocabulary has no character {chr(unknown[0])!r}; use only {shown(self.characters)}')
+            raise ValueError(f'the vocabulary has no character {chr(unknown[0])!r}; use only '
+                             f'{shown(self.characters)}')
         return np.searchsorted(self.code_points, code_points).astype(np.uint16)
 
     def decode(self, ids):
@@ -71,8 +78,8 @@ class CharTokenizer:
 
 class WordTokenizer:
     """
-    One token per word. As in GPT-2's vocabulary a word carries the blank before it, so decoding is mere concatenation:
-    'a cat\\n' is 'a', ' cat', '\\n'.
+    One token per word. As in GPT-2's vocabulary a word carries the blank before it, so decoding is mere
+    concatenation: 'a cat\\n' is 'a', ' cat', '\\n'.
     """
 
     def __init__(self, words):
@@ -98,7 +105,7 @@ class WordTokenizer:
 
 
 class BPETokenizer:
-    """GPT-2's byte pair encoding. tiktoken is imported, and its vocabulary looked up, only when one of these is made."""
+    """GPT-2's byte pair encoding. tiktoken is imported, and its vocabulary read, only when one is made."""
 
     vocab_size = GPT2_VOCABULARY
 
@@ -109,16 +116,17 @@ class BPETokenizer:
         except ImportError:
             raise ValueError('the gpt2 tokenizer needs tiktoken; run `pip install tiktoken`') from None
         except Exception as error:              # the network's errors come in many classes
-            raise ValueError(f'tiktoken can neither find nor download its gpt2 vocabulary ({error.__class__.__name__}); where '
-                             'there is network run `TIKTOKEN_CACHE_DIR=cache python -c "import tiktoken; '
-                             'tiktoken.get_encoding(\'gpt2\')"`, then bring that folder here and set TIKTOKEN_CACHE_DIR to its '
-                             'path') from None
+            raise ValueError(
+                f'tiktoken can neither find nor download its gpt2 vocabulary ({error.__class__.__name__}); '
+                'where there is network run `TIKTOKEN_CACHE_DIR=cache python -c "import tiktoken; '
+                'tiktoken.get_encoding(\'gpt2\')"`, then bring that folder here and set TIKTOKEN_CACHE_DIR '
+                'to its path') from None
 
     def encode(self, text):
         return np.array(self.encoding.encode_ordinary(text), dtype=np.uint16)
 
     def decode(self, ids):
-        """Tokens may cut a character in two: what is no whole character shows as U+FFFD. Streams should use decode_bytes."""
+        """A token may cut a character in two, which shows as U+FFFD: streams should use decode_bytes."""
         return self.decode_bytes(ids).decode('utf-8', errors='replace')
 
     def decode_bytes(self, ids):
@@ -136,7 +144,8 @@ def described_size(description):
     if kind not in ('char', 'word'):
         raise ValueError(f'there is no tokenizer of kind {kind!r}; the kinds are char, word and gpt2')
     pieces = description.get('characters' if kind == 'char' else 'words')
-    if not (isinstance(pieces, str if kind == 'char' else list) and all(isinstance(piece, str) for piece in pieces)
+    if not (isinstance(pieces, str if kind == 'char' else list)
+            and all(isinstance(piece, str) for piece in pieces)
             and list(pieces) == sorted(set(pieces)) and 0 < len(pieces) <= LARGEST_VOCABULARY):
         raise ValueError(f'the vocabulary of the {kind} tokenizer is damaged')
     return len(pieces)
@@ -147,32 +156,48 @@ def make_tokenizer(description):
     described_size(description)
     if description['kind'] == 'gpt2':
         return BPETokenizer()
-    return CharTokenizer(description['characters']) if description['kind'] == 'char' else WordTokenizer(description['words'])
+    if description['kind'] == 'char':
+        return CharTokenizer(description['characters'])
+    return WordTokenizer(description['words'])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # writing
 
-def write_files(folder, contents):
+def write_whole(path, write):
+    """Writes a file by write(file), which gets it open: there always is a whole one, the old or the new."""
+    write_together({path: write})
+
+
+def write_together(files):
     """
-    Writes {name: bytes} to `folder`, all or none: each is written beside and flushed to the disk, then all are renamed in turn.
-    meta.json goes first and comes back last, so that a crash between two renames leaves a data set that is seen to be missing.
-    OSError when the disk is full and the like; the earlier files are then whole.
+    Writes {path: write}, all or none: each beside its place and flushed to the disk, then all are renamed in
+    turn. Of several the last vouches for the others: it goes first and comes back last, so that a crash
+    between two renames shows. One line when the disk is full or the like; what was there is whole then.
     """
-    parts = {name: os.path.join(folder, f'{name}.{os.getpid()}.part') for name in contents}
+    parts = {path: f'{path}.{os.getpid()}.part' for path in files}
     try:
-        for name, part in parts.items():
-            with open(part, 'wb') as file:
-                file.write(contents[name])
+        for path, write in files.items():
+            with open(parts[path], 'wb') as file:
+                write(file)
                 file.flush()
                 os.fsync(file.fileno())
-        if os.path.exists(os.path.join(folder, 'meta.json')):
-            os.remove(os.path.join(folder, 'meta.json'))
-        for name in sorted(contents, key=lambda name: name == 'meta.json'):
-            os.replace(parts[name], os.path.join(folder, name))
+        if len(files) > 1:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(list(files)[-1])
+        for path in files:
+            os.replace(parts[path], path)
+    except (OSError, RuntimeError) as error:            # torch.save hides a full disk behind a RuntimeError
+        cause = error if isinstance(error, OSError) else error.__context__
+        known = isinstance(cause, OSError) and cause.errno
+        reason = os.strerror(cause.errno) if known else str(error).splitlines()[0]
+        remedy = ('see whether that folder may be written to, or choose another'
+                  if known and cause.errno != errno.ENOSPC else
+                  'free some space, then resume, or run this again')
+        fail(f'{path} could not be written ({reason}); what was there before is whole: {remedy}')
     finally:
         for part in parts.values():
-            if os.path.exists(part):
+            with contextlib.suppress(OSError):
                 os.remove(part)
 
 
@@ -186,12 +211,13 @@ def write_dataset(folder, train_text, val_text, tokenizer, source, keep_text=Tru
     Returns meta.json's content.
     """
     if tokenizer.vocab_size > LARGEST_VOCABULARY:
-        fail(f'the text has {tokenizer.vocab_size:,} distinct characters, and at most {LARGEST_VOCABULARY:,} fit; '
-             'use --tokenizer=gpt2')
+        fail(f'the text has {tokenizer.vocab_size:,} distinct characters, and at most {LARGEST_VOCABULARY:,} '
+             'fit; use --tokenizer=gpt2')
     ids = {'train.bin': tokenizer.encode(train_text), 'val.bin': tokenizer.encode(val_text)}
     for name, part in (('train.bin', 'training'), ('val.bin', 'validation')):
         if len(ids[name]) < FEWEST_TOKENS:
-            fail(f'the text is too short: its {part} part has {len(ids[name])} tokens and needs {FEWEST_TOKENS}; give more')
+            fail(f'the text is too short: its {part} part has {len(ids[name])} tokens and needs '
+                 f'{FEWEST_TOKENS}; give more')
     contents = {name: array.astype('<u2').tobytes() for name, array in ids.items()}
     text = (train_text + val_text).encode('utf-8')
     meta = {'tokenizer': tokenizer.to_dict(), 'vocab_size': tokenizer.vocab_size,
@@ -205,15 +231,16 @@ def write_dataset(folder, train_text, val_text, tokenizer, source, keep_text=Tru
     contents['meta.json'] = (json.dumps(meta, indent=1) + '\n').encode('ascii')
     try:
         os.makedirs(folder, exist_ok=True)
-        write_files(folder, contents)
     except OSError as error:
-        fail(f'the data set cannot be written to {folder} ({error.strerror or error}); check the path and the space on the disk')
+        fail(f'the folder {folder} cannot be made ({error.strerror}); check the path')
+    write_together({os.path.join(folder, name): lambda file, content=content: file.write(content)
+                    for name, content in contents.items()})
     print(f'{folder}: {meta["train_tokens"]:,} training tokens, {meta["val_tokens"]:,} validation tokens, '
           f'vocabulary of {meta["vocab_size"]:,}')
     return meta
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # reading
 
 def is_count(value):
@@ -221,7 +248,7 @@ def is_count(value):
 
 
 def read_meta(folder):
-    """meta.json's content, checked against the .bin files; ends the script with one line if anything does not fit."""
+    """meta.json's content, checked against the .bin files. One line if anything does not fit."""
     path = os.path.join(folder, 'meta.json')
     remedy = 'run its prepare.py again'
     try:
@@ -234,8 +261,9 @@ def read_meta(folder):
     except (ValueError, RecursionError):                # not UTF-8, not JSON, or nested beyond reason
         fail(f'{path} is damaged: it is not JSON; {remedy}')
     try:
-        if not (isinstance(meta, dict) and is_count(meta.get('train_tokens')) and is_count(meta.get('val_tokens'))
-                and isinstance(meta.get('source'), str) and isinstance(meta.get('sha256'), dict)):
+        if not (isinstance(meta, dict) and is_count(meta.get('train_tokens'))
+                and is_count(meta.get('val_tokens')) and isinstance(meta.get('source'), str)
+                and isinstance(meta.get('sha256'), dict)):
             raise ValueError('an entry is missing or of the wrong type')
         size = described_size(meta.get('tokenizer'))
         if meta.get('vocab_size') != size:
@@ -255,7 +283,8 @@ def read_meta(folder):
                 if hashlib.sha256(content).hexdigest() != meta['sha256'].get(split + '.bin'):
                     fail(f"{path} is damaged: its sha256 is not meta.json's; {remedy}")
                 if np.frombuffer(content, dtype='<u2').max() >= size:
-                    fail(f"{path} was made by another tokenizer than meta.json's: some ids are beyond its {size:,} tokens; {remedy}")
+                    fail(f"{path} was made by another tokenizer than meta.json's: some ids are beyond its "
+                         f"{size:,} tokens; {remedy}")
         except OSError as error:
             fail(f'{path} cannot be read ({error.strerror}); {remedy}')
     return meta
@@ -271,8 +300,8 @@ class Dataset:
 
     def tokens(self, split):
         """
-        All ids of 'train' or 'val' as a uint16 array on disk. Ask for a fresh one for every batch: an old one keeps the pages
-        that it has read, and memory would grow with them (nanoGPT, train.py, get_batch).
+        All ids of 'train' or 'val' as a uint16 array on disk. Ask for a fresh one for every batch: an old one
+        keeps the pages that it has read, and memory would grow with them (nanoGPT, train.py, get_batch).
         """
         return np.memmap(os.path.join(self.folder, split + '.bin'), dtype='<u2', mode='r')
 
@@ -286,25 +315,28 @@ class Dataset:
 
 
 def data_folder(name):
-    """The folder of the data set `name`: data/<name> beside this file, whatever the working directory. One line if unknown."""
-    names = sorted(entry for entry in os.listdir(DATA)
-                   if any(os.path.exists(os.path.join(DATA, entry, file)) for file in ('meta.json', 'prepare.py')))
+    """A data set's folder, data/<name> beside this file, wherever the script runs. One line if unknown."""
+    names = sorted(entry for entry in os.listdir(DATA) if any(
+        os.path.exists(os.path.join(DATA, entry, file)) for file in ('meta.json', 'prepare.py')))
     if name not in names:
-        nearest = difflib.get_close_matches(os.path.basename(name.rstrip('/')), names, n=2)      # data/NAME is often written
-        fail(f'there is no data set {name!r}; ' + (f'did you mean {" or ".join(nearest)}?' if nearest
-                                                   else f'there are {", ".join(names)}; data/text is for a file of your own'))
+        nearest = difflib.get_close_matches(os.path.basename(name.rstrip('/')), names, n=2)   # data/NAME
+        remedy = (f'did you mean {" or ".join(nearest)}?' if nearest else
+                  f'there are {", ".join(names)}; data/text is for a file of your own')
+        fail(f'there is no data set {name!r}; {remedy}')
     return os.path.join(DATA, name)
 
 
 def prepare_if_missing(name):
     """
-    Runs data/<name>/prepare.py if it has not been run yet; its failure, which it has explained, ends this script too. Only those that
-    came with this repository: to run the code of a folder from elsewhere is for its user to decide.
+    Runs data/<name>/prepare.py if it has not been run yet; its failure, which it has explained, ends this
+    script too. Only those that came with this repository: to run the code of a folder from elsewhere is for
+    its user to decide.
     """
     folder = data_folder(name)
     if not os.path.exists(os.path.join(folder, 'meta.json')):
         if name not in PREPARED_UNASKED:
-            fail(f'the data set {name} is not there yet; run `python data/{name}/prepare.py` first (with --help it lists its settings)')
+            fail(f'the data set {name} is not there yet; run `python data/{name}/prepare.py` first (with '
+                 '--help it lists its settings)')
         print(f'data set {name} is not there yet: running data/{name}/prepare.py', flush=True)
         done = subprocess.run([sys.executable, os.path.join(folder, 'prepare.py')])
         if done.returncode != 0:

@@ -1,103 +1,38 @@
 """
-Runs: what train.py, sample.py, compare.py and bench.py share about a device, a checkpoint and the loss of a model on a text.
+Runs. A run is a folder: last.pt and ckpt.pt, its last state and its best, log.csv, config.json and loss.png.
+Here are its checkpoints, what it writes while it is trained, and how finished runs are read, compared and put
+in groups.
 """
-import contextlib
+import csv
 import errno
+import glob
+import io
+import json
+import math
 import os
 import pickle
-import subprocess
-import sys
+import platform
+import re
 import warnings
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
-from configurator import fail
+from configurator import fail, scheme_options
+from dataset import Dataset, data_folder, write_whole
+from machine import git_commit, rank_and_world_size, say
 from model import GPT, GPTConfig
 
-DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# the machine
-
-def pick_device(name):
-    """The torch device for the setting `device`: 'auto' takes CUDA, else MPS, else the CPU. One line for what is not there."""
-    if name == 'auto':
-        return torch.device('cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu')
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        fail(f'there is no device {name!r}; use auto, cpu, cuda, cuda:0 or mps')
-    if device.type not in ('cpu', 'cuda', 'mps'):
-        fail(f'device {name!r} is not supported; use auto, cpu, cuda, cuda:0 or mps')
-    if device.type == 'cuda' and not torch.cuda.is_available():
-        fail(f'device {name!r} was asked for, but PyTorch finds no CUDA GPU here; use --device=cpu')
-    if device.type == 'cuda' and (device.index or 0) >= torch.cuda.device_count():
-        fail(f'device {name!r} was asked for, but there are only {torch.cuda.device_count()} GPUs; count from cuda:0')
-    if device.type == 'mps' and not torch.backends.mps.is_available():
-        fail(f'device {name!r} was asked for, but PyTorch finds no MPS here; use --device=cpu')
-    return device
-
-
-def autocast(device, dtype):
-    """The context in which forward passes run: matrix products in `dtype`; for float32 none."""
-    if dtype not in DTYPES:
-        fail(f'dtype must be one of {", ".join(DTYPES)}, not {dtype!r}')
-    return contextlib.nullcontext() if dtype == 'float32' else torch.autocast(device.type, dtype=DTYPES[dtype])
-
-
-def peak_memory(device):
-    """The most memory that this process has held so far, in MB: on a GPU the most of the GPU's that tensors took."""
-    if device.type == 'cuda':
-        return torch.cuda.max_memory_allocated(device) / 2 ** 20
-    try:
-        with open('/proc/self/status') as file:         # not getrusage's peak, which a process inherits from the one that started it
-            return next(int(line.split()[1]) for line in file if line.startswith('VmHWM')) / 2 ** 10
-    except OSError:                                     # no Linux
-        import resource
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2 ** 20 if sys.platform == 'darwin' else 2 ** 10)
-
-
-def git_commit(folder=os.path.dirname(os.path.abspath(__file__))):
-    """The commit that is checked out in a folder, by default this one, with '-dirty' behind it if files differ; '' where there is none."""
-    try:
-        command = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
-        return subprocess.run(command, capture_output=True, text=True, cwd=folder).stdout.strip()
-    except OSError:                                     # no git here
-        return ''
-
-
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # files
 
-def write_whole(path, write):
-    """Writes a file beside, flushes it to the disk and renames it: `path` always holds a whole file, the old or the new one.
-    write(file) gets a binary file. Ends the script with one line if the disk is full or the like."""
-    part = f'{path}.{os.getpid()}.part'
-    try:
-        with open(part, 'wb') as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except (OSError, RuntimeError) as error:            # torch.save hides a full disk behind a RuntimeError of its own
-        cause = error if isinstance(error, OSError) else error.__context__
-        reason = os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno else str(error).splitlines()[0]
-        full = not isinstance(cause, OSError) or cause.errno == errno.ENOSPC
-        fail(f'{path} could not be written ({reason}); what was there before is whole: '
-             + ('free some space, then resume' if full else 'see whether that folder may be written to, or choose another'))
-    finally:
-        with contextlib.suppress(OSError):
-            os.remove(part)
-
-
 def need_folder(path):
-    """Ends the script with one line unless files can be written to the folder `path`, whether it is there or is yet to be made."""
+    """One line unless files can be written to the folder `path`, whether it is there or is yet to be made."""
     if path.startswith('~'):
-        fail(f'{path} would be a folder called ~, since the shell has left it as it is; write the path out, or a blank in place of =')
+        fail(f'{path} would be a folder called ~, since the shell has left it as it is; write the path out')
     there = os.path.abspath(path)
     while not os.path.exists(there):
         there = os.path.dirname(there)
@@ -113,15 +48,18 @@ def checkpoint_path(run):
 
 
 def load_checkpoint(path, device='cpu', remedy='take it from another copy, or train again'):
-    """A checkpoint of train.py's (or nanoGPT's), unpickled by a loader that knows tensors and plain values only. One line on faults."""
+    """
+    A checkpoint of train.py's (or nanoGPT's), unpickled by a loader that knows tensors and plain values only.
+    One line on faults, with the remedy in it.
+    """
     if os.path.isdir(path):
         fail(f'{path} is a directory; name the checkpoint in it')
     if not os.path.exists(path):
         fail(f'there is no checkpoint {path}; train a run first, or check the path')
     try:
-        if zipfile.is_zipfile(path):                    # as all but very old checkpoints are; torch.load ignores its check sums
+        if zipfile.is_zipfile(path):                    # as all but old ones are
             with zipfile.ZipFile(path) as archive:
-                if archive.testzip() is not None:
+                if archive.testzip() is not None:       # check sums, which torch.load ignores
                     raise zipfile.BadZipFile
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')             # of what an error will follow: one line is enough
@@ -129,7 +67,8 @@ def load_checkpoint(path, device='cpu', remedy='take it from another copy, or tr
     except pickle.UnpicklingError:
         fail(f'{path} holds more than tensors and plain values, or is damaged, and is not opened; {remedy}')
     except Exception as error:                          # damage shows in many ways
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno == errno.EACCES else 'it is cut short or damaged'
+        denied = isinstance(error, OSError) and error.errno == errno.EACCES
+        reason = os.strerror(errno.EACCES) if denied else 'it is cut short or damaged'
         fail(f'{path} cannot be read ({reason}); {remedy}')
     if not (isinstance(checkpoint, dict) and isinstance(checkpoint.get('model'), dict)
             and isinstance(checkpoint.get('model_args'), dict)):
@@ -142,101 +81,285 @@ def load_checkpoint(path, device='cpu', remedy='take it from another copy, or tr
 
 
 def make_model(checkpoint, path, **changes):
-    """The model of a checkpoint, with some of its settings changed (such as rope_scaling='yarn'). One line where that cannot be."""
+    """
+    The model of a checkpoint, with some of its settings changed, such as rope_scaling='yarn'; or where that
+    is None a new one, of these settings. One line where that cannot be.
+    """
     try:
-        config = GPTConfig(**{**checkpoint['model_args'], **changes})
+        model = GPT(GPTConfig(**{**(checkpoint['model_args'] if checkpoint else {}), **changes}))
     except (TypeError, ValueError) as error:
         fail(f'{path}: {error}')
-    try:
-        model = GPT(config)
-        # torch.compile and nanoGPT leave their marks in the names
-        weights = {name.removeprefix('_orig_mod.'): tensor for name, tensor in checkpoint['model'].items()
-                   if not name.endswith(('.attn.bias', '.attn.masked_bias'))}
-        model.load_state_dict(weights)
-    except (RuntimeError, AttributeError, TypeError) as error:
-        fail(f'{path}: its weights do not fit a model with these settings ({str(error).splitlines()[-1].strip()[:150]}); leave out what '
-             'changes its sizes')
+    except RuntimeError:        # PyTorch could not allocate it
+        fail('a model of these sizes does not fit into memory; choose smaller ones')
+    if checkpoint:
+        try:                    # torch.compile and nanoGPT leave their marks in the names
+            weights = {name.removeprefix('_orig_mod.'): tensor for name, tensor in checkpoint['model'].items()
+                       if not name.endswith(('.attn.bias', '.attn.masked_bias'))}
+            model.load_state_dict(weights)
+        except (RuntimeError, AttributeError, TypeError) as error:
+            fail(f'{path}: its weights do not fit a model with these settings '
+                 f'({str(error).splitlines()[-1].strip()[:150]}); leave out what changes its sizes')
     return model
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# the loss of a model on a text
+# ------------------------------------------------------------------------------------------------------------
+# a run in training
 
-def window_starts(n_tokens, block_size, n_windows=None):
+FILES = ('last.pt', 'ckpt.pt', 'log.csv', 'config.json', 'loss.png')
+COLUMNS = ('iter', 'tokens', 'seconds', 'lr', 'train_loss', 'val_loss')         # of log.csv
+
+
+class Run:
+    """Where a run stands, and what it writes. Of several processes the first one writes."""
+
+    def __init__(self, settings, model_args, data, model, optimizers, scaler, batch_generator):
+        self.settings, self.model_args, self.data = settings, model_args, data
+        self.model, self.optimizers = model, optimizers
+        self.scaler, self.batch_generator = scaler, batch_generator
+        self.folder, self.writes = settings['out_dir'], rank_and_world_size()[0] == 0
+        self.name = os.path.basename(os.path.abspath(self.folder))
+        self.tokens_per_iter = math.prod(settings[key] for key in
+                                         ('gradient_accumulation_steps', 'batch_size', 'block_size'))
+        self.iteration, self.seconds, self.best_val_loss, self.wandb = 0, 0.0, math.inf, Wandb()
+        self.log = []                                   # log.csv's rows
+        self.loss_sum, self.loss_count = 0.0, 0         # of the training batches since the last row
+
+    def path(self, file):
+        return os.path.join(self.folder, file)
+
+    def go_on(self, start):
+        """Takes up a run where its checkpoint left it: see settle()."""
+        source, settings, best = start.source, self.settings, self.path('ckpt.pt')
+        try:
+            for optimizer, state in zip(self.optimizers, source['optimizer'], strict=True):
+                optimizer.load_state_dict(state)
+            if source['scaler']:                        # empty unless float16 was used
+                self.scaler.load_state_dict(source['scaler'])
+            self.batch_generator.set_state(source['batch_generator'])
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+            fail(f'{start.source_path} is damaged: its optimizer or its random numbers cannot be restored; '
+                 f'{start.remedy}')
+        self.iteration, self.seconds, self.log = source['iter_num'], source['seconds'], source['log']
+        self.loss_sum, self.loss_count = source['loss_sum'], source['loss_count']
+        self.wandb.id = source['wandb_id']
+        if os.path.exists(best):        # an evaluation ahead of last.pt, perhaps: a kill came between
+            remedy = f'delete it: resuming then goes on from {self.path("last.pt")}'
+            self.best_val_loss = load_checkpoint(best, remedy=remedy).get('best_val_loss', math.inf)
+        max_iters, decay_iters = settings['max_iters'], settings['lr_decay_iters']
+        if self.iteration > max_iters:
+            fail(f'{self.folder} has done {self.iteration} steps, and max_iters {max_iters} is below that; '
+                 'give a larger --max_iters')
+        if not settings['eval_only']:
+            say(f'going on from step {self.iteration:,}' if self.iteration < max_iters else
+                f'{self.folder} has done all of its {max_iters:,} steps; a larger --max_iters goes on')
+        longer = max_iters > source['config']['max_iters']
+        same_schedule = decay_iters == source['config']['lr_decay_iters']
+        if settings['decay_lr'] and longer and same_schedule and decay_iters < max_iters:
+            say(f'from step {decay_iters:,} on the learning rate is min_lr, {settings["min_lr"]}; '
+                f'--lr_decay_iters={max_iters} stretches its schedule')
+
+    def begin(self, resuming):
+        """Makes the folder ready, with config.json, and starts wandb."""
+        if not self.writes:
+            return
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as error:
+            fail(f'the folder {self.folder} cannot be made ({error.strerror}); choose another --out_dir')
+        settings = self.settings
+        self.wandb = Wandb(settings['wandb_log'], project=settings['wandb_project'], config=settings,
+                           name=settings['wandb_run_name'] or self.name, id=self.wandb.id)
+        for file in FILES:
+            for leftover in glob.glob(glob.escape(self.path(file)) + '.*.part'):    # of a kill in mid-writing
+                os.remove(leftover)
+            if not resuming and os.path.exists(self.path(file)):
+                os.remove(self.path(file))
+        versions = dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
+                        device=str(next(self.model.parameters()).device), threads=torch.get_num_threads(),
+                        git_commit=git_commit())
+        content = json.dumps(dict(settings=settings, model_args=self.model_args, versions=versions,
+                                  data=self.data.meta['sha256']), indent=1)
+        write_whole(self.path('config.json'), lambda file: file.write(content.encode()))
+
+    def has_row(self):
+        """Whether the log has a row for the step at which the run stands."""
+        return bool(self.log) and self.log[-1][0] == self.iteration
+
+    def training_loss(self):
+        """The mean loss of the training batches since the last row; '' if there is none."""
+        return self.loss_sum / self.loss_count if self.loss_count else ''
+
+    def add_row(self, learning_rate, val_loss):
+        """A row for log.csv, and the same numbers for wandb."""
+        self.log.append([self.iteration, self.iteration * self.tokens_per_iter, round(self.seconds, 3),
+                         learning_rate, self.training_loss(), val_loss])
+        self.loss_sum, self.loss_count = 0.0, 0
+        self.wandb.log(dict(zip(COLUMNS, self.log[-1])))
+
+    def save(self, file):
+        """Everything that going on needs, and with nanoGPT's keys what sampling needs."""
+        if not self.writes:
+            return
+        state = dict(
+            model=self.model.state_dict(), model_args=self.model_args, config=self.settings,
+            tokenizer=self.data.meta['tokenizer'], data=self.data.meta['sha256'],
+            optimizer=[optimizer.state_dict() for optimizer in self.optimizers],
+            scaler=self.scaler.state_dict(), batch_generator=self.batch_generator.get_state(),
+            iter_num=self.iteration, best_val_loss=self.best_val_loss, seconds=self.seconds, log=self.log,
+            loss_sum=self.loss_sum, loss_count=self.loss_count, wandb_id=self.wandb.id)
+        write_whole(self.path(file), lambda file: torch.save(state, file))
+
+    def write_log(self):
+        text = io.StringIO()
+        csv.writer(text).writerows([COLUMNS, *self.log])
+        if self.writes:
+            write_whole(self.path('log.csv'), lambda file: file.write(text.getvalue().encode()))
+
+    def draw(self):
+        if self.writes:
+            try:
+                from plots import draw_loss
+                title = f'{self.name}: position = {self.settings["position"]}'
+                draw_loss(self.log, self.path('loss.png'), title, self.data.meta.get('notes', ()))
+            except ImportError:
+                say('no curve is drawn: matplotlib is not installed')
+            except Exception as error:                  # a name that it cannot write, with one $ or no UTF-8
+                say(f'no curve is drawn ({type(error).__name__})')
+
+
+class Wandb:
+    """wandb's run, which gets log.csv's rows. Where it is off, or once it has failed, this does nothing."""
+
+    def __init__(self, on=False, **options):
+        self.run, self.id = None, options.get('id')
+        if on:
+            self.attempt(lambda: self.start(options))
+
+    def start(self, options):
+        import wandb
+        self.run = wandb.init(resume='allow', **options)
+        self.id = self.run.id
+
+    def attempt(self, act):
+        """Whatever ails wandb: one line, and training goes on."""
+        try:
+            act()
+        except Exception as error:
+            self.run = None
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            say(f'wandb does not work ({reason}): training goes on without it')
+
+    def log(self, row):
+        if self.run is not None:
+            known = {key: number for key, number in row.items() if number != ''}
+            self.attempt(lambda: self.run.log(known, step=row['iter']))
+
+    def finish(self):
+        if self.run is not None:
+            self.attempt(self.run.finish)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# finished runs, and which of them can be compared
+
+SCHEME_SETTINGS = ('position', *scheme_options())
+FREE_SETTINGS = ('dataset', 'out_dir', 'overwrite', 'log_interval', 'eval_only', 'wandb_log', 'wandb_project',
+                 'wandb_run_name', 'device', 'compile', 'backend', 'deterministic')
+OF_ITS_OWN = ('seed', *SCHEME_SETTINGS)                 # what may differ between runs that are compared
+
+
+def read_run(folder):
+    """A run, by config.json and log.csv: settings, model_args, data, log, finished. One line if none."""
+    path, log = os.path.join(folder, 'config.json'), []
+    try:
+        with open(path, encoding='utf-8') as file:
+            config = json.load(file)
+        run = SimpleNamespace(folder=folder, settings=config['settings'], model_args=config['model_args'],
+                              data=config['data'], log=log)
+        if type(run.settings['max_iters']) is not int:
+            raise ValueError
+    except (FileNotFoundError, NotADirectoryError):
+        fail(f'{folder} holds no run: it has no config.json; name the folder of a finished run')
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        fail(f'{path} cannot be read ({type(error).__name__}); train the run again')
+    path = os.path.join(folder, 'log.csv')
+    if os.path.exists(path):
+        try:
+            with open(path, encoding='utf-8', newline='') as file:
+                for row in csv.DictReader(file):
+                    log.append(SimpleNamespace(
+                        iteration=int(row['iter']), tokens=int(row['tokens']), seconds=float(row['seconds']),
+                        val_loss=float(row['val_loss'])))
+        except (OSError, ValueError, KeyError, TypeError):
+            fail(f'{path} is damaged; resume the run, which writes it again, or train it again')
+    at_end = bool(log) and log[-1].iteration >= run.settings['max_iters']
+    run.finished = at_end and os.path.exists(os.path.join(folder, 'last.pt'))
+    return run
+
+
+def differences(one, other, but=OF_ITS_OWN):
     """
-    Where the windows of an evaluation start: side by side, so that each token but the first is predicted once; the last window may
-    be shorter. With n_windows, so many of the whole ones, evenly spaced: the same ones for every model and every time.
+    What keeps two runs from being compared, in words such as 'n_layer 4 against 6'. Settings that are of no
+    consequence for the loss may differ, and those in `but`; the data are compared by their contents.
     """
-    starts = np.arange(0, n_tokens - 1, block_size)
-    if n_windows is None:
-        return starts
-    whole = starts[:max((n_tokens - 1) // block_size, 1)]
-    return whole[np.linspace(0, len(whole) - 1, min(n_windows, len(whole))).round().astype(int)]
+    found = []
+    if one.data != other.data:
+        names = [run.settings['dataset'] for run in (one, other)]
+        found.append('data {} against {}'.format(*names) if names[0] != names[1] else
+                     f'two versions of the data set {names[0]}')
+    for key in one.settings:
+        values = [run.settings.get(key) for run in (one, other)]
+        if key == 'init_from':                          # one that was interrupted is as good as any
+            values = ['scratch' if value == 'resume' else value for value in values]
+        if key not in FREE_SETTINGS and key not in but and values[0] != values[1]:
+            found.append(f'{key} {values[0]} against {values[1]}')
+    return found
 
 
-@torch.inference_mode()
-def sum_of_losses(model, tokens, starts, block_size, batch_size, device, context):
+def check_comparable(runs, force):
+    """One line that names the first difference that matters, unless `force`."""
+    for run in runs:
+        if not run.finished:
+            steps = run.log[-1].iteration if run.log else 0
+            fail(f'{run.folder} is not finished: it stands at step {steps} of {run.settings["max_iters"]}, '
+                 f'or lost its last.pt; train it to its end with `python train.py --out_dir={run.folder} '
+                 '--init_from=resume`')
+        found = differences(runs[0], run)
+        if found and not force:
+            fail(f'{runs[0].folder} and {run.folder} cannot be compared: {", ".join(found)}; '
+                 'name runs that differ only in their scheme and seed, or add --force')
+
+
+def group_runs(runs):
     """
-    The model's loss on the windows of `tokens` (uint16 array) that begin at `starts`: (sum in nats, number of tokens predicted).
-
-    A window is block_size tokens read and as many predicted, one further; fewer where the text ends. context: from autocast().
+    The runs that differ in nothing but their seeds, together: a list of groups with position, label and runs,
+    {seed: run}. A group is called after its scheme, or where two share a scheme after its first run's folder.
     """
-    was_training = model.training
-    model.eval()
-    total, count = 0.0, 0
-    lengths = np.minimum(block_size, len(tokens) - 1 - starts)
-    for length in np.unique(lengths)[::-1]:
-        same = starts[lengths == length]
-        for i in range(0, len(same), batch_size):
-            windows = torch.from_numpy(tokens[same[i:i + batch_size, None] + np.arange(length + 1)].astype(np.int64)).to(device)
-            with context:
-                _, loss = model(windows[:, :-1], windows[:, 1:])
-            predicted = windows[:, 1:].numel()
-            total += loss.item() * predicted
-            count += predicted
-    model.train(was_training)
-    return total, count
+    groups = []
+    for run in runs:
+        for group in groups:
+            if not differences(group.first, run, but=('seed',)):
+                break
+        else:
+            group = SimpleNamespace(first=run, position=run.settings['position'], runs={})
+            groups.append(group)
+        seed = run.settings['seed']
+        if seed in group.runs:
+            fail(f'{group.runs[seed].folder} and {run.folder} are the same run: scheme {group.position}, '
+                 f'seed {seed}; name one of them')
+        group.runs[seed] = run
+    positions = [group.position for group in groups]
+    for group in groups:
+        folder = os.path.basename(os.path.normpath(group.first.folder))
+        shared = positions.count(group.position) > 1
+        group.label = re.sub(r'-seed\d+$', '', folder) if shared else group.position
+    return groups
 
 
-@torch.inference_mode()
-def token_losses(model, tokens, length, device, context, stride=None):
-    """
-    The model's loss at every token of `tokens` (array of ids) but the first: float32 array, one shorter, in nats. context: from autocast().
-
-    The text is read in windows of `length` tokens, each as if nothing stood before it. They stand side by side, so that a token is
-    predicted from between 1 and `length` tokens; the last window may be shorter. With a stride below length they overlap: each begins
-    `stride` tokens after the one before and scores only what that one did not reach, so that every token is predicted from at least
-    length - stride + 1 tokens, save those in the first window.
-
-    Long windows are read in pieces, through the model's cache, so that memory stays bounded: below 2 GB at 16,384 tokens. RoPE's dynamic
-    scaling is the exception: beyond its original length a window is read in one piece, with the frequencies that its length calls for.
-    """
-    n_tokens = len(tokens) - 1
-    stride = min(stride or length, length)
-    starts = np.arange(0, max(n_tokens - length, 0) + stride, stride)
-    lengths = np.minimum(length, n_tokens - starts)
-    # A pass reads some windows' next pieces: about 1024 tokens, but no more than 2 ** 24 attention scores, 64 MB, in a layer.
-    scores_per_token = model.config.n_head * length
-    piece = min(max(2 ** 24 // scores_per_token, 1), 256) if model.transformer.wpe.cacheable else length
-    batch_size = max(min(2 ** 24 // (scores_per_token * piece), 1024 // min(piece, length)), 1)
-
-    losses = np.empty(n_tokens, dtype=np.float32)
-    was_training = model.training
-    model.eval()
-    for width in np.unique(lengths):
-        same = np.flatnonzero(lengths == width)
-        for numbers in np.split(same, range(batch_size, len(same), batch_size)):
-            windows = torch.from_numpy(tokens[starts[numbers, None] + np.arange(width + 1)].astype(np.int64)).to(device)
-            cache = model.make_cache(len(windows)) if piece < width else None
-            pieces = []                                 # (windows, piece) each
-            for begin in range(0, width, piece):
-                end = min(begin + piece, width)
-                inputs, targets = windows[:, begin:end], windows[:, begin + 1:end + 1]
-                with context:
-                    logits, _ = model(inputs, targets, cache=cache)
-                pieces.append(F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction='none').view_as(targets))
-            for number, row in zip(numbers, torch.cat(pieces, dim=1).cpu().numpy()):
-                reached = starts[number - 1] + length if number > 0 else 0      # the tokens that the window before has scored
-                losses[reached:starts[number] + width] = row[reached - starts[number]:]
-    model.train(was_training)
-    return losses
+def open_data(run):
+    """The data set that a run was trained on. One line if it has changed since."""
+    data = Dataset(data_folder(run.settings['dataset']))
+    if data.meta['sha256'] != run.data:
+        fail(f'the data set {run.settings["dataset"]} is not what {run.folder} was trained on; prepare it '
+             'again as it was then')
+    return data

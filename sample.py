@@ -6,44 +6,42 @@ Text from a trained run, streamed as it is made; or the same prompt through seve
     python sample.py out/rope --rope_scaling=yarn --rope_factor=4 --context=512
 """
 import codecs
+import functools
 import glob
 import math
 import os
 import signal
-import sys
 
-from configurator import configure, fail
+from configurator import configure, count, fail
 
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 out_dir: str = None             # the run; several can be named without a flag
 start = '\n'                    # the prompt; 'FILE:prompt.txt' reads it from a file
-num_samples = 1                 # texts per run
+num_samples: count = 1          # texts per run
 max_new_tokens = 500            # tokens per text
-temperature = 0.8               # 0: always the likeliest token; below 1 more cautious, above 1 wilder than the model is
-top_k: int = 200                # sample from the k likeliest tokens only; None: from all
+temperature = 0.8               # 0: always the likeliest token; below 1 more cautious, above 1 wilder
+top_k: count | None = 200       # sample from the k likeliest tokens only; None: from all
 top_p: float = None             # sample from the fewest tokens that hold this probability; None: from all
 seed = 1337                     # the same seed gives the same text
-context: int = None             # the window in tokens, also beyond the trained length; None: the run's block_size
+context: count = None           # the window in tokens, beyond the trained length too; None: block_size
 rope_scaling: str = None        # rope runs: none, linear, ntk, dynamic, yarn or llama3; None: as trained
 rope_factor: float = None       # rope runs: length wanted / length trained; None: as trained
-rope_original_length: int = None    # rope runs: length trained; None: as trained
-dataset: str = None             # for checkpoints that carry no vocabulary, such as nanoGPT's: the data set that has it
+rope_original_length: count = None      # rope runs: length trained; None: as trained
+dataset: str = None             # where a checkpoint carries no vocabulary, as nanoGPT's: its data set
 device = 'auto'                 # auto, cpu, cuda, cuda:0, mps
 dtype: str = None               # float32, bfloat16 or float16; None: bfloat16 on CUDA, else float32
 compile = False                 # torch.compile the model: slow to start
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 settings, given, runs = configure(globals(), __file__, arguments_are='runs')
 runs = runs + ([out_dir] if out_dir else [])
 
-for name, least, most in (('num_samples', 1, 10 ** 6), ('max_new_tokens', 0, 10 ** 9), ('temperature', 0, 10 ** 6), ('top_k', 1, 10 ** 9),
-                          ('top_p', 1e-9, 1), ('context', 1, 10 ** 9), ('seed', 0, 2 ** 62)):
-    if settings[name] is not None and not least <= settings[name] <= most:
-        fail(f'{name} must be from {least} to {most}{" or None" if name in ("top_k", "top_p", "context") else ""}, not {settings[name]}')
 if 0 < temperature < 1e-3:
     fail(f'temperature must be 0, for the likeliest token, or at least 0.001, not {temperature}')
+if top_p is not None and not 0 < top_p <= 1:
+    fail(f'top_p must be above 0, and up to 1, not {top_p}')
 if not runs:
     there = ' '.join(sorted(os.path.dirname(path) for path in glob.glob('out/*/ckpt.pt')))
-    fail('which run? name one or more, as in: python sample.py ' + (there or 'out/rope') + ('' if there else ' (train it first)'))
+    fail('which run? name one or more, as in: python sample.py ' + (there or 'out/rope (train it first)'))
 if start.startswith('FILE:'):
     try:
         with open(start[5:], encoding='utf-8') as file:
@@ -58,63 +56,62 @@ if not start:
 import torch                    # after configure(), so that --help and mistakes in flags answer at once
 
 from dataset import GPT2_VOCABULARY, Dataset, data_folder, make_tokenizer
+from machine import autocast, pick_device
 from model import Cache
-from runs import autocast, checkpoint_path, load_checkpoint, make_model, pick_device
+from runs import checkpoint_path, load_checkpoint, make_model
 
 if dataset:
     data_folder(dataset)        # does it exist?
 device = pick_device(device)
 forward_context = autocast(device, dtype or ('bfloat16' if device.type == 'cuda' else 'float32'))
 torch.set_float32_matmul_precision('high')
-changes = {name: settings[name] for name in ('rope_scaling', 'rope_factor', 'rope_original_length') if settings[name] is not None}
+changes = {name: settings[name] for name in ('rope_scaling', 'rope_factor', 'rope_original_length')
+           if settings[name] is not None}
+
+NAME_THE_DATA = 'name the data set that it was trained on, such as --dataset=tinyshakespeare'
+write = functools.partial(print, end='', flush=True)
 
 
-def tokenizer_of(checkpoint, path):
-    """The checkpoint carries its run's own tokenizer, so the data folder may be gone; nanoGPT's checkpoints carry none."""
-    try:
-        if 'tokenizer' in checkpoint:
-            return make_tokenizer(checkpoint['tokenizer'])
-        if dataset:
-            return Dataset(data_folder(dataset)).tokenizer
-        if checkpoint['model_args']['vocab_size'] >= GPT2_VOCABULARY:
-            return make_tokenizer({'kind': 'gpt2'})
-    except ValueError as error:
-        fail(f'{path}: {error}')
-    fail(f'{path} carries no vocabulary; name the data set that it was trained on, such as --dataset=tinyshakespeare')
+def tokenizer_of(checkpoint):
+    """A checkpoint carries its run's own tokenizer, so the data folder may be gone; nanoGPT's carry none."""
+    if 'tokenizer' in checkpoint:
+        return make_tokenizer(checkpoint['tokenizer'])
+    if dataset:
+        return Dataset(data_folder(dataset)).tokenizer
+    if checkpoint['model_args']['vocab_size'] >= GPT2_VOCABULARY:
+        return make_tokenizer({'kind': 'gpt2'})
+    raise ValueError(f'it carries no vocabulary; {NAME_THE_DATA}')
 
 
 def load(run):
-    """A run's model, tokenizer, and the prompt in tokens: (1, T)."""
+    """A run's model, tokenizer, the prompt in tokens, (1, T), and the best validation loss."""
     path = checkpoint_path(run)
     checkpoint = load_checkpoint(path)
     model = make_model(checkpoint, path, **changes).to(device).eval()
-    if context is not None and model.config.position == 'learned' and context > model.config.block_size:
-        fail(f'{path}: the learned position table ends at {model.config.block_size} tokens; choose a context of at most that, '
+    longest = model.transformer.wpe.longest
+    if context is not None and context > longest:
+        fail(f'{path}: its table of positions ends at {longest} tokens; choose a context of at most that, '
              f'not {context}')
-    tokenizer = tokenizer_of(checkpoint, path)
-    if not tokenizer.vocab_size <= model.config.vocab_size < tokenizer.vocab_size + 64:     # a model's may be padded
-        fail(f'{path}: the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}, so they do not belong '
-             'together; name the data set that it was trained on, such as --dataset=tinyshakespeare')
     try:
+        tokenizer = tokenizer_of(checkpoint)
         prompt = tokenizer.encode(start)
     except ValueError as error:
-        fail(f'{path}: the prompt cannot be encoded: {error}')
-    return model, tokenizer, torch.from_numpy(prompt.astype('int64'))[None].to(device), checkpoint.get('best_val_loss', math.nan)
+        fail(f'{path}: {error}')
+    if not tokenizer.vocab_size <= model.config.vocab_size < tokenizer.vocab_size + 64:     # padded, perhaps
+        fail(f'{path}: the tokenizer has {tokenizer.vocab_size} tokens and the model '
+             f'{model.config.vocab_size}, so they do not belong together; {NAME_THE_DATA}')
+    prompt = torch.from_numpy(prompt.astype('int64'))[None].to(device)
+    return model, tokenizer, prompt, checkpoint.get('best_val_loss', math.nan)
 
 
-def write(text):
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-loaded = [(run, *load(run)) for run in runs]            # all of them first: a mistake in the last one shows at once
+loaded = [(run, *load(run)) for run in runs]            # all first: a mistake in the last one shows at once
 signal.signal(signal.SIGINT, signal.SIG_DFL)            # Ctrl-C ends the text, without a traceback
 if hasattr(signal, 'SIGPIPE'):
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # and so does a closed pipe, as in `| head`
 
-if compile:                     # but for the cache: plain bookkeeping, which would be compiled anew at every length
-    Cache.read, Cache.extend = torch.compiler.disable(Cache.read), torch.compiler.disable(Cache.extend)
-    torch._dynamo.config.recompile_limit = 1000         # each layer of each run is compiled for itself; after 8 it would give up
+if compile:                     # but for the cache, which would be compiled anew at every length
+    Cache.extend = torch.compiler.disable(Cache.extend)
+    torch._dynamo.config.recompile_limit = 1000         # each layer of each run is compiled for itself
 
 for run, model, tokenizer, prompt, val_loss in loaded:
     if len(runs) > 1:
@@ -123,10 +120,10 @@ for run, model, tokenizer, prompt, val_loss in loaded:
         model.forward = torch.compile(model.forward, dynamic=True)
     for number in range(num_samples):
         generator = torch.Generator(device).manual_seed(seed + number)
-        decoder = codecs.getincrementaldecoder('utf-8')(errors='replace')       # a BPE token may be half a character
+        decoder = codecs.getincrementaldecoder('utf-8')(errors='replace')   # a token may be half a letter
         write(start)
         with forward_context:
             for token in model.stream(prompt, max_new_tokens, temperature, top_k, top_p, context, generator):
-                ids = [token.item()] if token.item() < tokenizer.vocab_size else []     # padding of the vocabulary is no text
-                write(decoder.decode(tokenizer.decode_bytes(ids)))
+                if token.item() < tokenizer.vocab_size:             # beyond it is padding, which is no text
+                    write(decoder.decode(tokenizer.decode_bytes([token.item()])))
         write(decoder.decode(b'', final=True) + '\n' + '-' * 15 + '\n')

@@ -17,7 +17,7 @@ import torch
 
 from tiny_runs import make_project, train
 
-import runs
+import measure
 
 
 def resident():
@@ -40,20 +40,20 @@ def main():
     with open(os.path.join(folder, 'meta.json'), 'w', encoding='utf-8') as file:
         json.dump({**meta, 'train_tokens': 2 ** 30}, file)
 
-    sum_of_losses, at_evaluations = runs.sum_of_losses, []
+    sum_of_losses, at_evaluations = measure.sum_of_losses, []
 
     def measure_and_sum(*arguments):
         at_evaluations.append(resident())
         return sum_of_losses(*arguments)
 
-    runs.sum_of_losses = measure_and_sum
+    measure.sum_of_losses = measure_and_sum
     at_start = resident()
     run = train(project, '--position=rope', '--optimizer=muon', f'--max_iters={options.steps}',
                 f'--eval_interval={options.steps // options.evaluations}', '--out_dir=out/long')
     shutil.rmtree(os.path.dirname(project))
     if run.code != 0:
         sys.exit(run.err)
-    peak = runs.peak_memory(torch.device('cpu'))
+    peak = measure.peak_memory(torch.device('cpu'))
     settled, end = at_evaluations[len(at_evaluations) // 10], at_evaluations[-1]
     print(f'{options.steps} steps, {len(at_evaluations)} evaluations, on 2 GB of data: {at_start:.0f} MB before, {settled:.0f} MB after '
           f'a tenth, {end:.0f} MB at the end ({end / settled - 1:+.1%}), {peak:.0f} MB at most')

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from in_process import ROOT, assert_refused, run
-from configurator import declared_settings
+import configurator
+from configurator import declared_settings, scheme_options
 
 SCRIPT = '''
 """What this script does."""
@@ -56,7 +57,7 @@ def configured(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize('flag, name, value', [
     ('--steps=5', 'steps', 5),
-    ('--steps=-5', 'steps', -5),
+    ('--steps=0', 'steps', 0),
     ('--steps=+5', 'steps', 5),
     ('--steps= 5 ', 'steps', 5),
     ('--steps=10_000', 'steps', 10000),
@@ -65,12 +66,12 @@ def configured(tmp_path, monkeypatch, capsys):
     ('--steps=2 * 3 + 1', 'steps', 7),
     ('--steps=2**10', 'steps', 1024),
     ('--steps=7//2', 'steps', 3),
-    ('--steps=-(7 % 4)', 'steps', -3),
+    ('--steps=-(-7 // 2)', 'steps', 4),
     ('--rate=1e-3', 'rate', 0.001),
     ('--rate=.5', 'rate', 0.5),
     ('--rate=1/4', 'rate', 0.25),
     ('--rate=1', 'rate', 1.0),                          # a whole number is a number
-    ('--rate=-2', 'rate', -2.0),
+    ('--rate=-(-2)', 'rate', 2.0),
     ('--share=1', 'share', 1.0),
     ('--share=None', 'share', None),
     ('--quick', 'quick', True),
@@ -104,7 +105,7 @@ def test_defaults_stand_where_nothing_is_given(configured):
 
 @pytest.mark.parametrize('words, name, value', [
     (['--steps', '5'], 'steps', 5),
-    (['--steps', '-5'], 'steps', -5),
+    (['--steps', '-5 + 9'], 'steps', 4),
     (['--name', 'x y'], 'name', 'x y'),
     (['--name', '-x'], 'name', '-x'),
     (['--quick', 'False'], 'quick', False),
@@ -122,7 +123,7 @@ def test_key_and_value_may_be_two_words(configured, words, name, value):
     ('steps = (\n    5\n)', 'steps', 5),
     ('rate = 3', 'rate', 3.0),
     ('rate = 1 / 3', 'rate', 1 / 3),
-    ('rate = -1e-3', 'rate', -0.001),
+    ('rate = +1e-3', 'rate', 0.001),
     ('name = "it\'s"', 'name', "it's"),
     ("name = 'one ' 'two'", 'name', 'one two'),         # Python's own concatenation of literals
     ("name = '\\\\d'", 'name', '\\d'),
@@ -161,8 +162,8 @@ def test_later_ones_win(configured):
     (['my.py'], ['my.py, line 3', "'stps'", "did you mean 'steps'?"]),
     (['--steps=3', 'my.py'], ['my.py, line 3']),
     (['other.py'], ['other.py, line 2', 'only assignments']),
-    (['third.py'], ['third.py, line 4', 'steps', 'whole number or None', '`"3"`']),
-    (['--rate=None'], ['--rate', 'a number,', 'None']),
+    (['third.py'], ['third.py, line 4', 'steps', 'whole number', 'or None', '`"3"`']),
+    (['--rate=None'], ['--rate', 'a number of at least 0,', '`None`']),
     (['--rate=True'], ['--rate', 'a number', 'True']),
     (['--steps=3.0'], ['--steps', 'write 3']),
     (['--quick=1'], ['--quick', 'True or False']),
@@ -185,6 +186,33 @@ def test_large_numbers_are_refused_quickly(configured, text, in_file):
     line = configured('my.py', my=f'steps = {text}\n') if in_file else configured(f'--steps={text}')
     assert isinstance(line, str) and len(line) < 300
     assert time.perf_counter() - started < 2
+
+
+def test_limits_stand_where_a_setting_is_declared(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'script.py').write_text('from configurator import configure, count, share\nsteps: count = 5\npart: share = None\n'
+                                        'top: count | None = 200\nconfigure(globals(), __file__)\n')
+    monkeypatch.chdir(tmp_path)
+    for flag, words in (('--steps=0', 'at least 1, not `0`'), ('--steps=None', 'whole number'), ('--part=1', 'below 1, or None, not `1`'),
+                        ('--part=-0.5', 'at least 0'), ('--top=0', 'at least 1, or None'), ('--top=None', ''), ('--part=0', '')):
+        monkeypatch.setattr(sys, 'argv', ['script.py', flag])
+        try:
+            runpy.run_path('script.py', run_name='__main__')
+            assert not words
+        except SystemExit:
+            assert words and words in capsys.readouterr().err
+
+
+def test_scheme_options_are_read_from_their_classes(tmp_path, monkeypatch):
+    (tmp_path / 'model.py').write_text('import torch\n\n\nclass GPTConfig:\n    n_layer: int = 12\n\n\nclass Waves(torch.Tensor):\n'
+                                       '    """What they do."""\n    longest = 3\n    waves_base: float = 1e4    # how long\n'
+                                       '    waves_length: int = None\n')
+    monkeypatch.setattr(configurator, 'HERE', str(tmp_path))
+    options = scheme_options()
+    assert list(options) == ['waves_base', 'waves_length']
+    assert options['waves_base'] == (1e4, 'float', False, 'how long', 'options of Waves, in model.py')
+    assert options['waves_length'].optional
+    (tmp_path / 'more_schemes.py').write_text('class More:\n    more_heads: int = 2\n')
+    assert scheme_options()['more_heads'].heading == 'options of More, in more_schemes.py'
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -221,4 +249,4 @@ def test_every_config_file_can_be_read(tmp_path):
     for name in os.listdir(os.path.join(ROOT, 'config')):
         result = run(str(tmp_path), 'train.py', os.path.join(ROOT, 'config', name), '--max_iters=0', '--init_from=scratch', '--device=cpu')
         if name.endswith('.py'):
-            assert_refused(result, 'train.py', 'max_iters must be from 1')          # so far it came: the file was read
+            assert_refused(result, 'train.py', 'max_iters must be a whole number of at least 1')          # so far it came: the file was read

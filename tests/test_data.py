@@ -300,7 +300,7 @@ def test_another_text_is_not_tinyshakespeare(tmp_path):
     (b'short at its end ' * 20, ['--val_fraction=0.01'], 'short'),
     (''.join(map(chr, [*range(0x20, 0xd800), *range(0xe000, 0x13000)])).encode('utf-8'), [], '--tokenizer=gpt2'),
     (b'text ' * 1000, ['--val_fraction=1'], 'val_fraction'),
-    (b'text ' * 1000, ['--val_fraction=0'], 'val_fraction'),
+    (b'text ' * 1000, ['--val_fraction=0'], 'validation part has 0 tokens'),
     (b'text ' * 1000, ['--tokenizer=words'], 'tokenizer'),
     (b'text ' * 1000, ['--input=none.txt'], 'none.txt'),
     (b'text ' * 1000, ['--input=.'], 'directory'),

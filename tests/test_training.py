@@ -18,6 +18,7 @@ from torch.nn import functional as F
 import dataset
 from dataset import CharTokenizer, Dataset, write_dataset
 from model import GPT, SCHEMES, GPTConfig
+from settle import FITS
 from tiny_runs import (ROOT, Terminal, assert_refused, differences, make_project, read_log, state, train, trained, without_times)
 
 
@@ -267,13 +268,13 @@ def test_says_what_fits_the_machine(project, tmp_path):
     none = [f'--{key}=None' for key in ('n_layer', 'n_head', 'n_embd', 'block_size', 'batch_size', 'optimizer', 'learning_rate',
                                         'warmup_iters', 'eval_interval')]
     run = trained(str(tmp_path / 'fits'), *none, '--max_iters=1', '--out_dir=out/fits', '--n_head=8')
-    fits = run.variables['fits']['cpu']
+    fits = FITS['cpu']
     assert '{n_layer} layers, 8 heads, width {n_embd}, block {block_size}'.format(**fits) in run.out    # all fits but the heads, as given
     tokens = fits['batch_size'] * fits['block_size']
     assert f'1 steps of {tokens:,} tokens on tiny with {fits["optimizer"]}; cpu, float32' in run.out
     settings = json.loads((tmp_path / 'fits' / 'out' / 'fits' / 'config.json').read_text())['settings']
     assert all(settings[key] == value for key, value in fits.items() if key not in ('n_head', 'max_iters', 'dropout', 'min_lr'))
-    assert fits != run.variables['fits']['cuda']
+    assert fits != FITS['cuda']
 
 
 def test_plain_lines_without_a_terminal(project):

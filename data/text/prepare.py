@@ -9,21 +9,19 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', '..'))         # the repository's root
 
-from configurator import configure, fail
+from configurator import configure, fail, share
 from dataset import BPETokenizer, CharTokenizer, write_dataset
 
-input = ''            # path of the text file
-tokenizer = 'char'    # 'char': one token per character; 'gpt2': GPT-2's byte pair encoding
-val_fraction = 0.1    # how much of the text, at its end, is held out for validation
-folder = ''           # where to write; '' is this script's own folder
+input = ''                    # path of the text file
+tokenizer = 'char'            # 'char': one token per character; 'gpt2': GPT-2's byte pair encoding
+val_fraction: share = 0.1     # how much of the text, at its end, is held out for validation
+folder = ''                   # where to write; '' is this script's own folder
 configure(globals(), __file__, arguments_are='')
 
 if not input:
     fail('which text? name its file: python data/text/prepare.py --input=FILE')
 if tokenizer not in ('char', 'gpt2'):
     fail(f"tokenizer must be 'char' or 'gpt2', not {tokenizer!r}")
-if not 0 < val_fraction < 1:
-    fail(f'val_fraction must lie between 0 and 1, not be {val_fraction}')
 try:
     with open(input, 'rb') as file:
         text = file.read().decode('utf-8-sig')              # -sig: a byte order mark at the start is no text

@@ -10,20 +10,18 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', '..'))         # the repository's root
 
 import sentences
-from configurator import configure, fail
+from configurator import configure, count, fail
 from dataset import WordTokenizer, write_dataset
 
-train_lines = 40_000      # number of training sentences
-val_lines = 3_000         # number of validation sentences
-most_clauses = 2          # sentences have 1 to this many clauses, in equal shares; sentences.examples() makes longer ones too
-seed = 1                  # of the generator
-folder = ''               # where to write; '' is this script's own folder
+train_lines: count = 40_000       # number of training sentences
+val_lines: count = 3_000          # number of validation sentences
+most_clauses: count = 2           # sentences have 1 to so many clauses, in equal shares; sentences.examples() makes longer ones
+seed = 1                          # of the generator
+folder = ''                       # where to write; '' is this script's own folder
 configure(globals(), __file__, arguments_are='')
 
-if not 1 <= most_clauses <= sentences.MOST_CLAUSES:
-    fail(f'most_clauses must lie between 1 and {sentences.MOST_CLAUSES}, not be {most_clauses}')
-if not (1 <= train_lines <= 10_000_000 and 1 <= val_lines <= 1_000_000):
-    fail('train_lines must lie between 1 and 10,000,000, val_lines between 1 and 1,000,000')
+if most_clauses > sentences.MOST_CLAUSES:
+    fail(f'most_clauses must be at most {sentences.MOST_CLAUSES}, not {most_clauses}: there are no more nouns')
 
 train, validation = sentences.training_and_validation_lines(train_lines, val_lines, most_clauses, seed)
 bounds = sentences.bounds(most_clauses)

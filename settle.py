@@ -1,0 +1,154 @@
+"""
+What a run is to be. Three sources leave nothing open: what is asked for, what the run says that it starts
+from, and what fits the machine. Then the checks: of settings together, of the folder, and of the data.
+"""
+import os
+from dataclasses import fields
+from types import SimpleNamespace
+
+import torch
+
+from configurator import fail
+from machine import rank_and_world_size
+from model import GPTConfig
+from runs import checkpoint_path, load_checkpoint, need_folder
+
+# What None stands for: on a GPU nanoGPT's baby GPT; elsewhere what gives its best in three minutes on two
+# cores.
+FITS = {
+    'cuda': dict(n_layer=6, n_head=6, n_embd=384, block_size=256, batch_size=64, dropout=0.2,
+                 optimizer='adamw', learning_rate=1e-3, max_iters=5000, warmup_iters=100, min_lr=1e-4,
+                 eval_interval=250, dtype='bfloat16', compile=True),
+    'cpu': dict(n_layer=4, n_head=4, n_embd=128, block_size=128, batch_size=8, dropout=0.0,
+                optimizer='muon', learning_rate=3e-3, max_iters=1300, warmup_iters=30, min_lr=0.0,
+                eval_interval=130, dtype='float32', compile=False),
+}
+OF_THE_COMMAND = ('out_dir', 'init_from', 'overwrite', 'eval_only')     # said anew whenever a run goes on
+# What may differ when a run goes on; a change of any other setting would make it another run.
+FREE_TO_CHANGE = (*OF_THE_COMMAND, 'max_iters', 'lr_decay_iters', 'eval_interval', 'log_interval',
+                  'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile', 'backend',
+                  'deterministic')
+
+
+def model_defaults():
+    """All settings of a model with their defaults."""
+    return {field.name: field.default for field in fields(GPTConfig)}
+
+
+def settle(settings, given, device):
+    """
+    Every setting of a run: what is given, else what the run has that it starts from, else the default, or
+    where that is None what fits the device. Writes nothing. One line for what cannot be.
+
+    settings, given    as from configure(): with the defaults, and what was asked for
+
+    Returns settings, model_args (all but vocab_size), resuming, source (the checkpoint to start from, or
+    None), source_path, and remedy (what to do if that is damaged).
+    """
+    fits = FITS.get(device.type, FITS['cpu'])
+    given = {name: value for name, value in given.items() if value is not None}
+    resuming = settings['init_from'] == 'resume'
+    inherited, source, path, remedy = {}, None, None, ''
+    if resuming:
+        source, path, remedy = load_to_resume(settings['out_dir'])
+        before = source['config']
+        inherited = {name: before[name] for name in settings if name in before and name not in OF_THE_COMMAND}
+        for name in inherited.keys() & given.keys() - set(FREE_TO_CHANGE):
+            if given[name] != before[name]:
+                fail(f'{settings["out_dir"]} was run with {name}={before[name]!r}, not {given[name]!r}; '
+                     'resume it without that, or start a run with another --out_dir')
+        given['init_from'] = before['init_from']        # how the run began, not how it goes on
+    elif settings['init_from'] != 'scratch':
+        path = checkpoint_path(settings['init_from'])
+        if not os.path.exists(path):
+            fail(f"init_from must be 'scratch', 'resume' or the folder of a trained run; there is no {path} "
+                 "for "
+                 f'{settings["init_from"]!r}')
+        source = load_checkpoint(path)
+        inherited = {name: value for name, value in source['model_args'].items() if name in settings}
+        trained_length = source['model_args']['rope_original_length'] or inherited['block_size']
+        if 'rope_scaling' in given:
+            inherited['rope_original_length'] = trained_length
+        if 'rope_factor' in given:
+            inherited['block_size'] = int(trained_length * given['rope_factor'])
+        block_size = given.get('block_size', inherited['block_size'])   # a step of as many tokens as usual:
+        inherited['batch_size'] = max(1, fits['batch_size'] * fits['block_size'] // block_size)
+
+    fitting = {name: value for name, value in fits.items() if settings[name] is None}
+    settings = {**settings, **fitting, **inherited, **given}
+    settings['lr_decay_iters'] = settings['lr_decay_iters'] or settings['max_iters']
+    if settings['dtype'] == 'bfloat16' and device.type == 'cuda' and not torch.cuda.is_bf16_supported():
+        settings['dtype'] = 'float16'
+    model_args = {name: settings[name] for name in model_defaults() if name in settings}
+    check_settings(settings, model_args, device)
+    return SimpleNamespace(settings=settings, model_args=model_args, resuming=resuming, source=source,
+                           source_path=path, remedy=remedy)
+
+
+def load_to_resume(folder):
+    """The checkpoint with which a run goes on, its path, and what to do if it is damaged."""
+    paths = [os.path.join(folder, file) for file in ('last.pt', 'ckpt.pt')]
+    there = [path for path in paths if os.path.exists(path)]
+    if not there:
+        fail(f'{folder} holds no run to resume; leave out --init_from=resume to start one, or name its '
+             'folder with --out_dir')
+    remedy = 'start the run again' if len(there) == 1 else f'delete it: resuming then goes on from {there[1]}'
+    source = load_checkpoint(there[0], remedy=remedy)
+    kinds = dict(config=dict, optimizer=list, scaler=dict, batch_generator=torch.Tensor, iter_num=int,
+                 seconds=float, log=list, data=dict)
+    if not all(isinstance(source.get(key), kind) for key, kind in kinds.items()):
+        fail(f"{there[0]} is not a run of train.py's to go on with; start another from its weights with "
+             f'--init_from={folder}')
+    return source, there[0], remedy
+
+
+def check_settings(settings, model_args, device):
+    """One line for settings that do not go together; the limits of single ones: where they are declared."""
+    chosen, world_size = SimpleNamespace(**settings), rank_and_world_size()[1]
+    if chosen.optimizer not in ('adamw', 'muon'):
+        fail(f"optimizer must be 'adamw' or 'muon', not {chosen.optimizer!r}")
+    if chosen.min_lr > chosen.learning_rate:
+        fail(f'min_lr {chosen.min_lr} must not be above learning_rate {chosen.learning_rate}; lower it too')
+    if device.type == 'cpu' and chosen.dtype == 'float16':
+        fail('dtype float16 is not for training on a CPU; use float32 or bfloat16')
+    if chosen.gradient_accumulation_steps % world_size:
+        fail(f'gradient_accumulation_steps {chosen.gradient_accumulation_steps} must be a multiple of the '
+             f'{world_size} processes that share them')
+    try:
+        GPTConfig(**model_args)
+    except ValueError as error:
+        fail(error)
+    if (parameters := 12 * chosen.n_layer * chosen.n_embd ** 2) > 1e11:
+        fail(f'{chosen.n_layer} layers of width {chosen.n_embd} have {parameters:.0e} parameters; choose a '
+             'smaller n_layer or n_embd')
+    if (tokens := chosen.gradient_accumulation_steps * chosen.batch_size * chosen.block_size) > 2 ** 30:
+        fail(f'a step would read {tokens:,} tokens; choose a smaller batch_size, gradient_accumulation_steps '
+             'or block_size')
+
+
+def check_place(start):
+    """One line unless the run that settle() found may be written to its out_dir, or is there to be scored."""
+    folder = start.settings['out_dir']
+    if start.settings['eval_only']:
+        if start.source is None:
+            fail('eval_only scores a run: name it with --init_from=out/NAME, or use --init_from=resume')
+        return
+    there = any(os.path.exists(os.path.join(folder, file)) for file in ('last.pt', 'ckpt.pt'))
+    if there and not start.resuming and not start.settings['overwrite']:
+        fail(f'{folder} already holds a run; add --overwrite=True, --init_from=resume, or another --out_dir')
+    need_folder(folder)
+
+
+def check_data(start, data):
+    """One line unless the run that settle() found can be trained on a Dataset."""
+    name, block_size, source = start.settings['dataset'], start.settings['block_size'], start.source or {}
+    for split in ('train', 'val'):
+        if len(data.tokens(split)) <= block_size:
+            fail(f'the {split} part of {name} has {len(data.tokens(split))} tokens: block_size must be below '
+                 f'that, not {block_size}')
+    if source.get('tokenizer', data.meta['tokenizer']) != data.meta['tokenizer']:
+        fail(f'{start.source_path} was trained with another tokenizer than the data set {name}; use the data '
+             'set that it was trained on')
+    if start.resuming and source['data'] != data.meta['sha256']:
+        fail(f'{name} has been prepared anew, from another text than {start.settings["out_dir"]} was run on; '
+             'prepare that one, or start a new run')
