@@ -21,7 +21,10 @@ from torch.nn import functional as F
 
 import compare
 import dataset
+import measure
+import plots
 import runs
+import tables
 from conftest import random_tokens, small_model
 from tiny_runs import ROOT, assert_refused, make_project
 
@@ -32,7 +35,7 @@ CPU = torch.device('cpu')
 # statistics, on made-up numbers with known answers
 
 def test_t_quantiles_cut_off_a_fortieth():
-    for freedom, quantile in enumerate(compare.T_QUANTILES, start=1):
+    for freedom, quantile in enumerate(tables.T_QUANTILES, start=1):
         logarithm = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
         shares = []                                     # below the two numbers that round to the quantile at the least and the most
         for end in (quantile - 0.0005, quantile + 0.0005):
@@ -42,24 +45,24 @@ def test_t_quantiles_cut_off_a_fortieth():
 
 
 def test_mean_and_standard_error():
-    assert compare.mean_and_error([1.0, 2.0, 3.0, 6.0]) == (3.0, pytest.approx(math.sqrt(14 / 3) / 2))
-    mean, error = compare.mean_and_error([1.5])
+    assert tables.mean_and_error([1.0, 2.0, 3.0, 6.0]) == (3.0, pytest.approx(math.sqrt(14 / 3) / 2))
+    mean, error = tables.mean_and_error([1.5])
     assert mean == 1.5 and math.isnan(error)
 
 
 def test_paired_difference():
     base = {1: 2.0, 2: 5.0, 3: 9.0, 7: 0.0}             # seeds far apart: only pairs tell that the differences are 0.1, 0.2 and 0.3
-    mean, half = compare.paired_difference({1: 2.1, 2: 5.2, 3: 9.3, 8: 100.0}, base)
+    mean, half = tables.paired_difference({1: 2.1, 2: 5.2, 3: 9.3, 8: 100.0}, base)
     assert mean == pytest.approx(0.2) and half == pytest.approx(4.303 * 0.1 / math.sqrt(3))
-    assert compare.paired_difference({1: 3.0, 9: 4.0}, base) == (1.0, pytest.approx(math.nan, nan_ok=True))
-    assert all(map(math.isnan, compare.paired_difference({9: 4.0}, base)))
+    assert tables.paired_difference({1: 3.0, 9: 4.0}, base) == (1.0, pytest.approx(math.nan, nan_ok=True))
+    assert all(map(math.isnan, tables.paired_difference({9: 4.0}, base)))
 
 
 def test_interval_covers_the_truth_in_95_of_100_cases():
     generator = np.random.default_rng(0)
     covered = 0
     for differences in generator.normal(0.3, 0.01, size=(4000, 3)):
-        mean, half = compare.paired_difference(dict(enumerate(differences)), {0: 0.0, 1: 0.0, 2: 0.0})
+        mean, half = tables.paired_difference(dict(enumerate(differences)), {0: 0.0, 1: 0.0, 2: 0.0})
         covered += abs(mean - 0.3) <= half
     assert covered / 4000 == pytest.approx(0.95, abs=0.015)
 
@@ -74,8 +77,8 @@ def test_window_spread_is_that_of_the_difference():
     windows = np.array([1.0, 5.0, 2.0, 9.0])            # windows differ much, the schemes' difference little: 0.1, 0.2, 0.3, 0.4
     base = group({1: 0.0, 2: 0.0}, {1: windows, 2: windows + 1})
     other = group({1: 0.0, 2: 0.0}, {1: windows + [0.0, 0.2, 0.2, 0.4], 2: windows + 1 + [0.2, 0.2, 0.4, 0.4]})
-    assert compare.window_spread(other, base) == pytest.approx(np.std([0.1, 0.2, 0.3, 0.4], ddof=1))
-    assert math.isnan(compare.window_spread(other, group({3: 0.0}, {3: windows})))
+    assert tables.window_spread(other, base) == pytest.approx(np.std([0.1, 0.2, 0.3, 0.4], ddof=1))
+    assert math.isnan(tables.window_spread(other, group({3: 0.0}, {3: windows})))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -94,17 +97,17 @@ def text(n_tokens, vocab_size=17):
 
 def test_losses_side_by_side_equal_one_pass_per_token():
     model, tokens = small_model('rope', std=0.2), text(75)
-    losses = runs.token_losses(model, tokens, 16, CPU, contextlib.nullcontext())
+    losses = measure.token_losses(model, tokens, 16, CPU, contextlib.nullcontext())
     slow = [slow_loss(model, tokens, i // 16 * 16, i) for i in range(74)]       # four whole windows, and one of 10 tokens
     np.testing.assert_allclose(losses, slow, atol=1e-5)
-    total, count = runs.sum_of_losses(model, tokens, runs.window_starts(75, 16), 16, 3, CPU, contextlib.nullcontext())
+    total, count = measure.sum_of_losses(model, tokens, measure.window_starts(75, 16), 16, 3, CPU, contextlib.nullcontext())
     assert count == 74 and total == pytest.approx(losses.sum(), rel=1e-5)       # train.py's figure is the same
 
 
 @pytest.mark.parametrize('length, stride', [(16, 4), (16, 1), (16, 5), (16, 15), (12, 30)])
 def test_sliding_losses_equal_one_pass_per_token(length, stride):
     model, tokens = small_model('alibi', std=0.2), text(61)
-    losses = runs.token_losses(model, tokens, length, CPU, contextlib.nullcontext(), stride)
+    losses = measure.token_losses(model, tokens, length, CPU, contextlib.nullcontext(), stride)
     stride = min(stride, length)
     for i in range(60):
         start = math.ceil(max(i + 1 - length, 0) / stride) * stride             # the first window that reaches token i + 1
@@ -116,7 +119,7 @@ def test_sliding_losses_equal_one_pass_per_token(length, stride):
                                   'llama3'])
 def test_windows_read_in_pieces_equal_one_pass(name):
     model, tokens = small_model(name, std=0.2), text(1301)
-    losses = runs.token_losses(model, tokens, 600, CPU, contextlib.nullcontext())       # pieces of 256, 256, 88; a window of 100
+    losses = measure.token_losses(model, tokens, 600, CPU, contextlib.nullcontext())       # pieces of 256, 256, 88; a window of 100
     with torch.inference_mode():
         for start, end in ((0, 600), (600, 1200), (1200, 1300)):
             window = torch.from_numpy(tokens[start:end + 1].astype(np.int64))
@@ -126,7 +129,7 @@ def test_windows_read_in_pieces_equal_one_pass(name):
 
 def test_evaluation_leaves_the_model_as_it_was():
     model = small_model('learned', dropout=0.5).train()
-    once, twice = (runs.token_losses(model, text(70), 32, CPU, contextlib.nullcontext()) for _ in range(2))
+    once, twice = (measure.token_losses(model, text(70), 32, CPU, contextlib.nullcontext()) for _ in range(2))
     assert model.training and np.array_equal(once, twice)       # without dropout
 
 
@@ -134,7 +137,7 @@ def test_16384_tokens_take_less_than_2_gb():
     script = '''if True:
         import contextlib, resource, numpy, torch
         from model import GPT, GPTConfig
-        from runs import token_losses
+        from measure import token_losses
         torch.set_num_threads(2)
         model = GPT(GPTConfig(block_size=128, vocab_size=65, n_layer=1, n_head=4, n_embd=16, position='alibi'))
         tokens = numpy.arange(16385) % 65
@@ -149,31 +152,62 @@ def test_16384_tokens_take_less_than_2_gb():
 @pytest.mark.parametrize('n_tokens, block_size, sweep_tokens', [(400_000, 128, 65536), (45_000, 128, 65536), (300, 64, 1000),
                                                                 (111_540, 100, 65536)])
 def test_sweep_scores_the_same_tokens_in_whole_windows(n_tokens, block_size, sweep_tokens):
-    lengths, begin, count = compare.sweep_plan(block_size, n_tokens, sweep_tokens, (1 / 4, 1 / 2, 1, 2, 4, 8, 16))
+    lengths, begin, count = measure.sweep_plan(block_size, n_tokens, sweep_tokens, (1 / 4, 1 / 2, 1, 2, 4, 8, 16))
     assert block_size in lengths and all(count % length == 0 for length in lengths)
     assert begin >= max(lengths) and begin + count + 1 <= n_tokens and 0 < count <= sweep_tokens
 
 
 def test_losses_at_length():
     model, tokens = small_model('rope', std=0.2), text(200)
-    everything, last_quarter, sliding = compare.losses_at_length(model, tokens, 16, 40, 96, 4, CPU)
+    everything, last_quarter, sliding = measure.losses_at_length(model, tokens, 16, 40, 96, 4, CPU)
     side_by_side = [slow_loss(model, tokens, 40 + (i - 40) // 16 * 16, i) for i in range(40, 136)]
     assert everything == pytest.approx(np.mean(side_by_side), abs=1e-5)
     assert last_quarter == pytest.approx(np.mean([loss for i, loss in enumerate(side_by_side) if i % 16 >= 12]), abs=1e-5)
     # each window of 16 scores its last 4 tokens, the very first one too: it begins 12 tokens before the part that is scored
     slow = [slow_loss(model, tokens, 40 + (i - 40) // 4 * 4 - 12, i) for i in range(40, 136)]
     assert sliding == pytest.approx(np.mean(slow), abs=1e-5)
-    assert compare.losses_at_length(small_model('learned'), tokens, 64, 64, 64, None, CPU) == (None, None, None)
+    assert measure.losses_at_length(small_model('learned'), tokens, 64, 64, 64, None, CPU) == (None, None, None)
 
 
 def test_dynamic_with_factor_1_is_ntk_at_the_factor_that_the_length_calls_for():
     tokens = text(129)
     options = dict(std=0.2, rope_original_length=16)
-    dynamic = runs.token_losses(small_model('dynamic', rope_factor=1.0, **options), tokens, 64, CPU, contextlib.nullcontext())
-    ntk = runs.token_losses(small_model('ntk', rope_factor=4.0, **options), tokens, 64, CPU, contextlib.nullcontext())
+    dynamic = measure.token_losses(small_model('dynamic', rope_factor=1.0, **options), tokens, 64, CPU, contextlib.nullcontext())
+    ntk = measure.token_losses(small_model('ntk', rope_factor=4.0, **options), tokens, 64, CPU, contextlib.nullcontext())
     np.testing.assert_allclose(dynamic, ntk, atol=1e-5)
-    assert not np.allclose(dynamic, runs.token_losses(small_model('dynamic', rope_factor=4.0, **options), tokens, 64, CPU,
+    assert not np.allclose(dynamic, measure.token_losses(small_model('dynamic', rope_factor=4.0, **options), tokens, 64, CPU,
                                                       contextlib.nullcontext()), atol=1e-3)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the training step
+
+def test_a_check_that_ends_the_training_leaves_the_weights_as_they_were():
+    model, batch, seen = small_model('rope'), [(random_tokens(2, 8), random_tokens(2, 8))] * 2, []
+    optimizers, before = model.configure_optimizers(0.1, 1e-2, (0.9, 0.99), 'cpu'), model.state_dict()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+
+    def check(loss, norm):
+        seen.append((loss.item(), norm.item()))
+        raise FloatingPointError
+    with pytest.raises(FloatingPointError):
+        measure.training_step(model, optimizers, batch, contextlib.nullcontext(), 1.0, check=check)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    model.zero_grad()
+    loss, norm = measure.training_step(model, optimizers, batch, contextlib.nullcontext(), 1.0)
+    assert (loss.item(), norm.item()) == seen[0] and all(parameter.grad is None for parameter in model.parameters())
+    assert not all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_where_compiling_fails_the_model_is_left_and_the_reason_said(monkeypatch):
+    def broken(model):
+        def call(*_):
+            raise RuntimeError('no compiler')
+        return call
+    monkeypatch.setattr(torch, 'compile', broken)
+    model, said, tokens = small_model('rope'), [], random_tokens(2, 8)
+    assert measure.compiled_or_not(model, tokens, tokens, contextlib.nullcontext(), said.append) is model
+    assert said == ['torch.compile does not work here (RuntimeError)']
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -196,7 +230,7 @@ def test_answer_accuracy_counts_right_answers(sentences):
         answer = guess if number % 4 and guess.startswith(' ') else ' cow' if guess != ' cow' else ' pig'
         examples.append((prompt, answer[1:]))
         right += answer == guess
-    assert 20 < right < 80 and compare.answer_accuracy(model, tokenizer, examples, CPU) == right / 100
+    assert 20 < right < 80 and measure.answer_accuracy(model, tokenizer, examples, CPU) == right / 100
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -217,7 +251,7 @@ def refused(capsys, function, *words):
 
 
 def test_runs_that_differ_in_scheme_and_seed_alone_are_compared():
-    compare.check_comparable([run(), run('out/alibi', position='alibi', seed=2), run('out/base', rope_base=500.0),
+    runs.check_comparable([run(), run('out/alibi', position='alibi', seed=2), run('out/base', rope_base=500.0),
                               run('out/resumed', init_from='resume', device='cuda')], force=False)
 
 
@@ -229,17 +263,17 @@ def test_runs_that_differ_in_scheme_and_seed_alone_are_compared():
     (dict(finished=False), ['is not finished', 'step 40 of 100', '--init_from=resume'])])
 def test_others_are_refused_with_the_difference(capsys, change, words):
     other = run('out/other', position='alibi', **change)
-    refused(capsys, lambda: compare.check_comparable([run(), other], force=False), 'out/other', *words)
+    refused(capsys, lambda: runs.check_comparable([run(), other], force=False), 'out/other', *words)
     if other.finished:
-        compare.check_comparable([run(), other], force=True)
+        runs.check_comparable([run(), other], force=True)
 
 
 def test_groups_are_runs_that_differ_in_their_seed_alone(capsys):
-    groups = compare.group_runs([run('a/rope-seed1'), run('a/alibi-seed1', position='alibi'), run('a/rope-seed2', seed=2)])
+    groups = runs.group_runs([run('a/rope-seed1'), run('a/alibi-seed1', position='alibi'), run('a/rope-seed2', seed=2)])
     assert [(group.label, list(group.runs)) for group in groups] == [('rope', [1, 2]), ('alibi', [1])]
-    groups = compare.group_runs([run('a/rope-seed1'), run('a/far-seed1', rope_base=1e6)])
+    groups = runs.group_runs([run('a/rope-seed1'), run('a/far-seed1', rope_base=1e6)])
     assert [group.label for group in groups] == ['rope', 'far']                 # one scheme twice: called by their folders
-    refused(capsys, lambda: compare.group_runs([run('a'), run('b')]), 'a and b are the same run', 'seed 1')
+    refused(capsys, lambda: runs.group_runs([run('a'), run('b')]), 'a and b are the same run', 'seed 1')
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -278,24 +312,29 @@ def stand_in(tmp_path, monkeypatch):
     return tmp_path, bar
 
 
+def planned(folder, **asked):
+    return SimpleNamespace(folder=str(folder), asked={**asked, 'out_dir': str(folder)})
+
+
 def test_training_goes_side_by_side_and_resumes(stand_in):
     folder, bar = stand_in
     (folder / 'rope-seed2').mkdir()
     (folder / 'rope-seed2' / 'last.pt').touch()         # a run that was interrupted at step 1
-    missing = [('rope', seed, str(folder / f'rope-seed{seed}'), 1 if seed == 2 else 0) for seed in (1, 2, 3)]
-    compare.train_missing(missing, ['--n_layer=1'], 2, bar)
+    missing = [(planned(folder / f'rope-seed{seed}', n_layer=1, position='rope', seed=seed), 1 if seed == 2 else 0)
+               for seed in (1, 2, 3)]
+    compare.train_missing(missing, 2, bar)
     calls = [(folder / f'rope-seed{seed}' / 'calls.txt').read_text() for seed in (1, 2, 3)]
     assert [('--init_from=resume' in call) for call in calls] == [False, True, False]
     assert all('--n_layer=1 --position=rope' in call and f'threads={max(1, os.cpu_count() // 2)}' in call for call in calls)
     assert sum(bar.steps) == 2 + 1 + 2
-    assert all(compare.read_run(task[2]).finished for task in missing)
+    assert all(runs.read_run(run.folder).finished for run, _ in missing)
 
 
 def test_a_run_that_fails_stops_the_others(stand_in, capsys):
     folder, bar = stand_in
-    missing = [(scheme, 1, str(folder / scheme), 0) for scheme in ('rope', 'alibi')]
+    missing = [(planned(folder / scheme, fail=1, position=scheme, seed=1), 0) for scheme in ('rope', 'alibi')]
     started = time.monotonic()
-    refused(capsys, lambda: compare.train_missing(missing, ['--fail=1'], 2, bar), 'alibi failed: the loss is nan')
+    refused(capsys, lambda: compare.train_missing(missing, 2, bar), 'alibi failed: the loss is nan')
     assert time.monotonic() - started < 30 and (folder / 'rope' / 'saved').exists()     # asked to save, and waited for
 
 
@@ -304,16 +343,31 @@ def test_a_run_that_fails_stops_the_others(stand_in, capsys):
 
 def test_labels_stand_apart_and_in_order():
     heights = np.array([0.5, 0.51, 0.1, 0.505, 0.9, 0.12])
-    moved = compare.spread(heights, 0.06)
+    moved = plots.spread(heights, 0.06)
     assert np.array_equal(np.argsort(moved), np.argsort(heights)) and np.diff(np.sort(moved)).min() > 0.06 - 1e-6
     assert moved[4] == 0.9 and np.abs(moved - heights).max() < 0.07
-    assert np.array_equal(compare.spread(np.array([0.1, 0.5]), 0.06), [0.1, 0.5])
+    assert np.array_equal(plots.spread(np.array([0.1, 0.5]), 0.06), [0.1, 0.5])
+
+
+def test_training_losses_stand_in_the_middle_of_their_interval_and_bounds_are_drawn(monkeypatch):
+    rows, figures = [[0, 0, 0.0, 0.1, '', 4.0], [10, 1000, 1.0, 0.1, 3.5, 3.0], [30, 3000, 3.0, 0.1, 2.5, 2.0]], []
+    monkeypatch.setattr(plots, 'write_figure', lambda figure, path: figures.append(figure))
+    plots.draw_loss(rows, 'loss.png', 'a $ run', {'best_loss': 1.25, 'bag_of_words_loss': 1.5})
+    validation, training, *bounds = figures[0].axes[0].lines
+    assert validation.get_xdata().tolist() == [0, 1000, 3000] and validation.get_ydata().tolist() == [4.0, 3.0, 2.0]
+    assert training.get_xdata().tolist() == [500, 2000] and training.get_ydata().tolist() == [3.5, 2.5]
+    assert [bound.get_ydata()[0] for bound in bounds] == [1.5, 1.25]
+
+
+def test_tables_and_plots_need_no_torch():
+    script = 'import sys, tables, plots; sys.exit("torch" in sys.modules)'
+    assert subprocess.run([sys.executable, '-c', script], cwd=ROOT).returncode == 0
 
 
 def test_schemes_have_styles_of_their_own():
-    assert compare.STYLES.keys() == compare.SCHEMES.keys()
+    assert plots.STYLES.keys() == compare.SCHEMES.keys()
     for what in ('color', 'marker'):
-        assert len({style[what] for style in [*compare.STYLES.values(), compare.OTHER_STYLE]}) == len(compare.STYLES) + 1
+        assert len({style[what] for style in [*plots.STYLES.values(), plots.OTHER_STYLE]}) == len(plots.STYLES) + 1
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -377,7 +431,7 @@ def test_results_agree_with_the_runs_and_the_table_with_the_results(project):
     assert [(row['scheme'], row['seed']) for row in rows if row['scheme'] == 'rope'] == [('rope', '1337'), ('rope', '1338')]
     losses = {}
     for row in rows:
-        log = compare.read_run(os.path.join(project.folder, row['run'])).log
+        log = runs.read_run(os.path.join(project.folder, row['run'])).log
         assert float(row['val_loss']) == pytest.approx(log[-1].val_loss, abs=1e-5)      # two computations of the same figure
         losses[row['scheme'], row['seed']] = float(row['val_loss'])
         assert row['own_parameters'] == ('256' if row['scheme'] == 'learned' else '0')
