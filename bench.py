@@ -1,17 +1,18 @@
 """
 How fast is it, beside nanoGPT and others, on this machine?
 
-    python bench.py                                             # a training step, the schemes, sampling, batches, long windows
-    python bench.py --peer=../nanoGPT                           # the same beside a checkout of nanoGPT
-    python bench.py --peer=../nanoGPT --parts=race              # both train on tinyshakespeare for the same time: minutes
-    python bench.py --parts=step --compile --dtype=bfloat16     # the largest step also compiled and in bfloat16
+    python bench.py                                         # all parts but the race: some minutes
+    python bench.py --peer=../nanoGPT                       # the same beside a checkout of nanoGPT
+    python bench.py --peer=../nanoGPT --parts=race          # both train on tinyshakespeare for the same time
+    python bench.py --parts=step --compile --dtype=bfloat16 # the largest step also compiled and in bfloat16
 
-Its peers are nanoGPT and, where they are installed, transformers and x-transformers. --peer names a folder whose model.py is imported,
-which EXECUTES it: name only one that you trust.
+Its peers are nanoGPT and, where they are installed, transformers and x-transformers. --peer names a folder
+whose model.py is imported, which EXECUTES it: name only one that you trust.
 
-Every figure is a median of repetitions that take turns: in each round every candidate has one turn, so that whatever else the machine
-does falls on all of them alike. A ratio is a candidate's time over that of the model it is measured by: below 1 is faster. Prints Markdown
-tables and writes bench.json, part by part; parts that the file has from before are kept unless they are measured anew.
+Every figure is a median of repetitions that take turns, see measure.take_turns(). A ratio is a candidate's
+time over that of the model it is measured by: below 1 is faster. Prints Markdown tables and writes
+bench.json, part by part, so that a run that is stopped keeps the parts that are done; parts that the file has
+from before are kept unless they are measured anew.
 """
 import contextlib
 import csv
@@ -30,19 +31,19 @@ import sys
 import tempfile
 import time
 
-from configurator import configure, fail
+from configurator import configure, count, fail
 
-# ----------------------------------------------------------------------------------------------------------------------
-parts = 'step,schemes,sample,data,long'     # what to measure; 'race' too, which needs a peer and takes minutes
+# ------------------------------------------------------------------------------------------------------------
+parts = 'step,schemes,sample,data,long' # what to measure; 'race' too, which needs a peer and takes minutes
 peer: str = None                # a checkout of nanoGPT; its model.py is executed
-repetitions = 15                # rounds; sample and long, whose turns are long, take at most 3
+repetitions: count = 15         # rounds; sample and long, whose turns are long, take at most 3
 out = 'bench.json'              # where the numbers go
 seed = 1337                     # of weights, tokens and samples
 # the machine
 device = 'auto'                 # auto, cpu, cuda, cuda:0, mps; race is about CPUs and takes the cpu
-dtype: str = None               # step: the largest size in bfloat16 too; None: in float32 alone, as everything else
+dtype: str = None               # step: the largest size in bfloat16 too; None: in float32 alone, as all else
 compile = False                 # step: the largest size by torch.compile too
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 if __name__ == '__main__':      # tests, and the processes of `long`, import the functions below
     settings, given, _ = configure(globals(), __file__, arguments_are='')
 
@@ -51,9 +52,12 @@ import torch
 from torch.nn import functional as F
 
 import model as ours
-from compare import last_line, named, table
-from dataset import Dataset, prepare_if_missing
-from runs import autocast, git_commit, need_folder, peak_memory, pick_device, sum_of_losses, token_losses, window_starts, write_whole
+from dataset import Dataset, prepare_if_missing, write_whole
+from machine import autocast, git_commit, pick_device
+from measure import (compiled_or_not, peak_memory, sum_of_losses, take_turns, token_losses, training_step,
+                     waiter, window_starts)
+from runs import need_folder
+from tables import last_line, named, table
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PARTS = ('step', 'schemes', 'sample', 'data', 'long', 'race')
@@ -65,74 +69,59 @@ SCHEME_STEPS = ((64, 64, SMALL), (16, 256, SMALL), (4, 1024, SMALL))    # 4,096 
 CPU = torch.device('cpu')
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # measuring
-
-def take_turns(candidates, rounds, wait=lambda: None, clock=time.perf_counter, warm_up=2):
-    """
-    The seconds of every turn, {name: [one for each round]}, of `candidates`, {name: callable}: in each round each has one turn, in one
-    order and the next time in the other. Before that each has `warm_up` turns that do not count. wait() returns when the device is idle.
-    """
-    seconds = {name: [] for name in candidates}
-    for act in list(candidates.values()) * warm_up:
-        act()
-    for number in range(rounds):
-        for name in list(candidates)[::-1 if number % 2 else 1]:
-            wait()
-            begun = clock()
-            candidates[name]()
-            wait()
-            seconds[name].append(clock() - begun)
-    return seconds
-
-
-def waiter(machine):
-    """A function that returns when the device has done all that it was asked to."""
-    return {'cuda': torch.cuda.synchronize, 'mps': torch.mps.synchronize}.get(machine.type, lambda: None)
-
 
 def report(title, seconds, base, items, unit):
     """
-    Prints as a table what take_turns() found, and returns it, {name: numbers}: median seconds, items (so many to a turn) per second, ratio
-    of the median to that of `base`, and low and high, the quartiles of the ratios of the single rounds.
+    Prints as a table what take_turns() found, and returns it, {name: numbers}: median seconds, items (so many
+    to a turn) per second, ratio of the median to that of `base`, and low and high, the quartiles of the
+    ratios of the single rounds.
     """
     result, rows = {}, []
     for name, turns in seconds.items():
         median = np.median(turns)
         low, high = np.quantile(np.divide(turns, seconds[base]), (0.25, 0.75))
-        row = dict(seconds=median, per_second=items / median, ratio=median / np.median(seconds[base]), low=low, high=high)
-        result[name] = {key: float(value) for key, value in row.items()}
-        rows.append([name, f'{1000 * median:,.2f}', f'{items / median:,.0f}', f'{row["ratio"]:.2f}', f'{low:.2f} .. {high:.2f}'])
-    print(table([title, 'ms', f'{unit}/s', f'time / {base}', 'middle half of the rounds'], rows) + '\n', flush=True)
+        ratio = median / np.median(seconds[base])
+        numbers = dict(seconds=median, per_second=items / median, ratio=ratio, low=low, high=high)
+        result[name] = {key: float(value) for key, value in numbers.items()}
+        rows.append([name, f'{1000 * median:,.2f}', f'{items / median:,.0f}', f'{ratio:.2f}',
+                     f'{low:.2f} .. {high:.2f}'])
+    header = [title, 'ms', f'{unit}/s', f'time / {base}', 'middle half of the rounds']
+    print(table(header, rows) + '\n', flush=True)
     return result
 
 
 def titled(batch_size, block_size, sizes):
-    return f'B{batch_size} T{block_size}, {sizes["n_layer"]} layers, {sizes["n_head"]} heads, width {sizes["n_embd"]}'
+    layers, heads, width = sizes['n_layer'], sizes['n_head'], sizes['n_embd']
+    return f'B{batch_size} T{block_size}, {layers} layers, {heads} heads, width {width}'
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # models, ours and others'
 
 def load_peer(folder):
-    """nanoGPT's model.py in `folder`, as a module: this executes it. One line if there is none, or if it is something else."""
+    """nanoGPT's model.py in `folder`, as a module: this executes it. One line if it is something else."""
     path = os.path.join(folder, 'model.py')
     if not folder or not os.path.isfile(path):
-        fail(f'there is no model.py in {folder!r}; --peer names a checkout of nanoGPT, as in --peer=../nanoGPT')
+        fail(f'there is no model.py in {folder!r}; '
+             '--peer names a checkout of nanoGPT, as in --peer=../nanoGPT')
     spec = importlib.util.spec_from_file_location('peer_model', path)
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
         module.GPT, module.GPTConfig
     except (Exception, SystemExit) as error:
-        fail(f'{path} cannot be imported as a model ({type(error).__name__}: {error}); --peer names a checkout of nanoGPT')
+        fail(f'{path} cannot be imported as a model ({type(error).__name__}: {error}); '
+             '--peer names a checkout of nanoGPT')
     return module
 
 
 def make_gpt(module, block_size, sizes, machine, seed, vocab_size=VOCABULARY, **options):
     """A GPT of ours or of nanoGPT's, whichever module it is, without biases and dropout."""
     torch.manual_seed(seed)
-    config = module.GPTConfig(block_size=block_size, vocab_size=vocab_size, bias=False, dropout=0.0, **sizes, **options)
+    config = module.GPTConfig(block_size=block_size, vocab_size=vocab_size, bias=False, dropout=0.0, **sizes,
+                              **options)
     with contextlib.redirect_stdout(io.StringIO()):     # nanoGPT's reports its number of parameters
         return module.GPT(config).to(machine)
 
@@ -151,7 +140,7 @@ class WithLoss(torch.nn.Module):
 
 
 def optimizers_of(model, machine):
-    """AdamW, in a list, as the model's own configure_optimizers makes it; where it has none, with our settings."""
+    """AdamW, in a list, as the model's own configure_optimizers makes it; where it has none, as ours does."""
     if not hasattr(model, 'configure_optimizers'):
         fused = {'fused': True} if machine.type in ('cpu', 'cuda') else {}              # as ours
         return [torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, **fused)]
@@ -166,72 +155,72 @@ def library_models(block_size, sizes):
     with contextlib.suppress(ImportError):
         from transformers import GPT2Config, GPT2LMHeadModel            # has biases, which cannot be left out
         models['transformers GPT-2'] = GPT2LMHeadModel(GPT2Config(
-            vocab_size=VOCABULARY, n_positions=block_size, **sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-            bos_token_id=0, eos_token_id=0, attn_implementation='sdpa'))
+            vocab_size=VOCABULARY, n_positions=block_size, **sizes, resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0, use_cache=False, bos_token_id=0, eos_token_id=0, attn_implementation='sdpa'))
     with contextlib.suppress(ImportError):
-        from x_transformers import Decoder, TransformerWrapper          # has no flash attention with T5's bias
-        for name, options in {'RoPE': dict(attn_flash=True, rotary_pos_emb=True, rotary_emb_dim=width // heads),
-                              'ALiBi': dict(attn_flash=True, alibi_pos_bias=True), 'T5': dict(rel_pos_bias=True)}.items():
-            decoder = Decoder(dim=width, depth=sizes['n_layer'], heads=heads, attn_dim_head=width // heads, **options)
-            models[f'x-transformers {name}'] = TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=block_size, attn_layers=decoder,
-                                                                  use_abs_pos_emb=False, tie_embedding=True)
+        from x_transformers import Decoder, TransformerWrapper      # has no flash attention with T5's bias
+        schemes = {'RoPE': dict(attn_flash=True, rotary_pos_emb=True, rotary_emb_dim=width // heads),
+                   'ALiBi': dict(attn_flash=True, alibi_pos_bias=True), 'T5': dict(rel_pos_bias=True)}
+        for name, options in schemes.items():
+            decoder = Decoder(dim=width, depth=sizes['n_layer'], heads=heads, attn_dim_head=width // heads,
+                              **options)
+            models[f'x-transformers {name}'] = TransformerWrapper(
+                num_tokens=VOCABULARY, max_seq_len=block_size, attn_layers=decoder, use_abs_pos_emb=False,
+                tie_embedding=True)
     return {name: WithLoss(model) for name, model in models.items()}
 
 
-def train_step(model, optimizers, inputs, targets, context):
-    """Forward, backward, clip, optimizer."""
-    with context:
-        _, loss = model(inputs, targets)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for one in optimizers:
-        one.step()
-        one.zero_grad(set_to_none=True)
-
-
-def training_steps(batch_size, block_size, sizes, machine, seed, schemes=ours.SCHEMES, nanogpt=None, libraries=False, variants=()):
+def training_steps(batch_size, block_size, sizes, machine, seed, schemes=ours.SCHEMES, nanogpt=None,
+                   libraries=False, variants=()):
     """
-    The training steps of our schemes and of the peers, {name: callable}, in float32, always on the same tokens. nanogpt: from
-    load_peer(). variants: (compiled, dtype) pairs, in which our rope (on a GPU all schemes) and nanoGPT step once more.
+    The training steps of our schemes and of the peers, {name: callable}, in float32, always on the same
+    tokens. nanogpt: from load_peer(). variants: (compiled, dtype) pairs, in which our rope (on a GPU all
+    schemes) and nanoGPT step once more.
     """
-    tokens = torch.randint(VOCABULARY, (batch_size, block_size + 1), generator=torch.Generator().manual_seed(seed)).to(machine)
-    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCABULARY, (batch_size, block_size + 1), generator=generator)
+    inputs, targets = tokens[:, :-1].contiguous().to(machine), tokens[:, 1:].contiguous().to(machine)
     steps = {}
     for compiled, precision in ((False, 'float32'), *variants):
+        context = autocast(machine, precision)
         words = ', compiled' * compiled + f', {precision}' * (precision != 'float32')
         models = {name: make_gpt(ours, block_size, sizes, machine, seed, position=name) for name in schemes
                   if not words or name == 'rope' or machine.type == 'cuda'}
         if nanogpt is not None:
             models['nanoGPT'] = make_gpt(nanogpt, block_size, sizes, machine, seed)
         if libraries and not words:
-            models.update({name: model.to(machine) for name, model in library_models(block_size, sizes).items()})
-        for name, model in models.items():
-            optimizers, model = optimizers_of(model, machine), torch.compile(model) if compiled else model
-            step = functools.partial(train_step, model, optimizers, inputs, targets, autocast(machine, precision))
-            try:
-                if compiled:
-                    step()                              # compiling happens at the first call: find out now whether it works
-                steps[name + words] = step
-            except Exception as error:                  # no C++ compiler, an unsupported GPU ...
-                print(f'{name}{words} is left out: torch.compile does not work here ({type(error).__name__})')
+            models.update(library_models(block_size, sizes))
+        for name, raw_model in models.items():
+            name, model, optimizers = name + words, raw_model.to(machine), optimizers_of(raw_model, machine)
+            if compiled:
+                model = compiled_or_not(raw_model, inputs, targets, context,
+                                        say=lambda reason: print(f'{name} is left out: {reason}'))
+                if model is raw_model:
+                    continue
+            batch = [(inputs, targets)]
+            steps[name] = functools.partial(training_step, model, optimizers, batch, context, 1.0)
     return steps
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # the parts: each prints its tables and returns its numbers
 
 def measure_steps(sizes, machine, rounds, seed, base, variants=(), **options):
     results = {}
     for size in sizes:
-        steps = training_steps(*size, machine, seed, variants=variants if size is sizes[-1] else (), **options)
-        results[titled(*size)] = report(titled(*size), take_turns(steps, rounds, waiter(machine)), base, size[0] * size[1], 'tokens')
+        last = size is sizes[-1]
+        steps = training_steps(*size, machine, seed, variants=variants if last else (), **options)
+        seconds = take_turns(steps, rounds, waiter(machine))
+        results[titled(*size)] = report(titled(*size), seconds, base, size[0] * size[1], 'tokens')
     return results
 
 
-def measure_sample(machine, rounds, seed, nanogpt=None, models=(BABY, SMALL), block_size=256, tokens=1000, full=64):
+def measure_sample(machine, rounds, seed, nanogpt=None, models=(BABY, SMALL), block_size=256, tokens=1000,
+                   full=64):
     """
-    One text from nothing. nanoGPT reads its whole window again for every token, so that a token costs the same once the window is full:
-    it is measured for the first block_size tokens and for `full` more with a full window, and extrapolated to `tokens`.
+    One text from nothing. nanoGPT reads its whole window again for every token, so that a token costs the
+    same once the window is full: it is measured for the first block_size tokens and for `full` more with a
+    full window, and extrapolated to `tokens`.
     """
     results, wait, options = {}, waiter(machine), dict(temperature=0.8, top_k=200)
     start, window = (torch.zeros(1, length, dtype=torch.int64, device=machine) for length in (1, block_size))
@@ -240,9 +229,10 @@ def measure_sample(machine, rounds, seed, nanogpt=None, models=(BABY, SMALL), bl
         for scheme in marks:
             model = make_gpt(ours, block_size, sizes, machine, seed, position=scheme).eval()
 
-            def generate(model=model, marks=marks[scheme]):             # GPT.generate, with a look at the clock after every quarter
+            def generate(model=model, marks=marks[scheme]):     # GPT.generate, with a clock for each quarter
                 made, clock = [start], [time.perf_counter()]
-                for token in model.stream(start, tokens, **options, generator=torch.Generator(machine).manual_seed(seed)):
+                generator = torch.Generator(machine).manual_seed(seed)
+                for token in model.stream(start, tokens, **options, generator=generator):
                     made.append(token)
                     if (len(made) - 1) % (tokens // 4) == 0:
                         wait()
@@ -259,16 +249,19 @@ def measure_sample(machine, rounds, seed, nanogpt=None, models=(BABY, SMALL), bl
         seconds = take_turns(candidates, rounds, wait, warm_up=0)
         if nanogpt is not None:
             base = 'nanoGPT, extrapolated'
-            seconds[base] = [first + more / full * (tokens - block_size) for first, more in zip(seconds.pop('first'), seconds.pop('full'))]
+            seconds[base] = [first + more / full * (tokens - block_size)
+                             for first, more in zip(seconds.pop('first'), seconds.pop('full'))]
         title = f'{tokens:,} tokens, {titled(1, block_size, sizes)}'
         results[title] = report(title, seconds, base, tokens, 'tokens')
         for scheme in marks:
             first, last = np.median(marks[scheme], axis=0) / (tokens // 4)
             results[title][scheme].update(first_quarter=float(first), last_quarter=float(last))
-            print(f'{scheme}: {1000 * first:.2f} ms a token in the first quarter, {1000 * last:.2f} ms in the last')
+            print(f'{scheme}: {1000 * first:.2f} ms a token in the first quarter, '
+                  f'{1000 * last:.2f} ms in the last')
         if nanogpt is not None:
-            print(f'nanoGPT is extrapolated from its first {block_size} tokens and {full} more with a full window, from which it then\n'
-                  f'predicts; ours predicts from {block_size // 2} to {block_size} tokens: see GPT.stream.')
+            print(f'nanoGPT is extrapolated from its first {block_size} tokens and {full} more with a full '
+                  'window, from which it then\npredicts; ours predicts from '
+                  f'{block_size // 2} to {block_size} tokens: see GPT.stream.')
         print(flush=True)
     return results
 
@@ -288,7 +281,9 @@ def stacked_batch(path, batch_size, block_size, machine):
     ix = torch.randint(len(data) - block_size, (batch_size,))
     x = torch.stack([torch.from_numpy((data[i:i + block_size]).astype(np.int64)) for i in ix])
     y = torch.stack([torch.from_numpy((data[i + 1:i + 1 + block_size]).astype(np.int64)) for i in ix])
-    return [(one.pin_memory() if machine.type == 'cuda' else one).to(machine, non_blocking=True) for one in (x, y)]
+    if machine.type == 'cuda':
+        x, y = x.pin_memory(), y.pin_memory()
+    return x.to(machine, non_blocking=True), y.to(machine, non_blocking=True)
 
 
 def measure_data(machine, rounds, seed, batches=50):
@@ -300,58 +295,68 @@ def measure_data(machine, rounds, seed, batches=50):
         for batch_size, block_size in ((12, 64), (8, 128), (64, 256)):
             def drawing(draw):
                 return lambda: [draw(path, batch_size, block_size, machine) for _ in range(batches)]
-            seconds = take_turns({'ours': drawing(gathered_batch), 'nanoGPT': drawing(stacked_batch)}, rounds, waiter(machine))
+            candidates = {'ours': drawing(gathered_batch), 'nanoGPT': drawing(stacked_batch)}
+            seconds = take_turns(candidates, rounds, waiter(machine))
             title = f'{batches} batches, B{batch_size} T{block_size}'
             results[title] = report(title, seconds, 'nanoGPT', batches, 'batches')
     return results
 
 
 def score_window(scheme, scaling, length, device, seed):
-    """In a process of its own: scores one window of `length` tokens; prints seconds and peak memory, before and after, as JSON."""
+    """In a process of its own: scores a window of `length` tokens; prints seconds and peak memory as JSON."""
     machine = torch.device(device)
     model = make_gpt(ours, 128, SMALL, machine, int(seed), position=scheme, rope_scaling=scaling)
     tokens = np.random.default_rng(int(seed)).integers(VOCABULARY, size=int(length) + 1, dtype=np.uint16)
     token_losses(model, tokens[:129], 128, machine, contextlib.nullcontext())           # warms up
     before, begun = peak_memory(machine), time.perf_counter()
     token_losses(model, tokens, int(length), machine, contextlib.nullcontext())
-    print(json.dumps(dict(seconds=time.perf_counter() - begun, peak_mb=peak_memory(machine), before_mb=before)))
+    seconds = time.perf_counter() - begun
+    print(json.dumps(dict(seconds=seconds, peak_mb=peak_memory(machine), before_mb=before)))
 
 
 def run_child(*command):
-    """Runs Python with this process's number of threads; returns what it prints, or ends the script with its last line."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, 'stderr')
-        with open(path, 'w') as file:
-            done = subprocess.run([sys.executable, *command], cwd=HERE, env={**os.environ, 'OMP_NUM_THREADS': str(torch.get_num_threads())},
-                                  stdout=subprocess.PIPE, stderr=file, text=True)
-        if done.returncode != 0:
-            fail(f'`python {" ".join(command)}` ended with exit status {done.returncode} ({last_line(path)}); is there enough memory?')
+    """Runs Python with this process's number of threads; returns what it prints. One line if it fails."""
+    done = subprocess.run([sys.executable, *command], cwd=HERE, capture_output=True, text=True,
+                          env={**os.environ, 'OMP_NUM_THREADS': str(torch.get_num_threads())})
+    if done.returncode != 0:
+        fail(f'`python {" ".join(command)}` ended with exit status {done.returncode} '
+             f'({last_line(done.stderr)}); is there enough memory?')
     return done.stdout
 
 
 def measure_long(machine, rounds, seed, schemes=ours.SCHEMES, lengths=(4096, 16384)):
-    """Evaluation on one long window, {scheme, length: numbers}: seconds, and the peak memory of a process that does nothing else."""
+    """
+    Evaluation on one long window, {scheme, length: numbers}: seconds, and the peak memory of a process that
+    does nothing else.
+    """
     candidates = {**{name: (name, 'none') for name in schemes}, 'rope, dynamic': ('rope', 'dynamic')}
-    turns = {(name, length): [] for name in candidates if name != 'learned' for length in lengths}
+    longest = {name: make_gpt(ours, 128, SMALL, CPU, seed, position=name).transformer.wpe.longest
+               for name in schemes}
+    turns = {(name, length): [] for name in candidates for length in lengths
+             if length <= longest.get(name, math.inf)}
     for (name, length), found in list(turns.items()) * rounds:
         words = [*candidates[name], str(length), str(machine), str(seed)]
-        found.append(json.loads(run_child('-c', 'import sys, bench; bench.score_window(*sys.argv[1:])', *words)))
+        child = run_child('-c', 'import sys, bench; bench.score_window(*sys.argv[1:])', *words)
+        found.append(json.loads(child))
     results, rows = {}, []
     for (name, length), found in turns.items():
-        row = results[f'{name}, {length}'] = {key: float(np.median([turn[key] for turn in found])) for key in found[0]}
-        rows.append([name, f'{length:,}', f'{row["seconds"]:.2f}', f'{row["peak_mb"]:,.0f}', f'{row["before_mb"]:,.0f}'])
-    if 'learned' in schemes:
-        results['learned'] = 'table ends'
-        rows.append(['learned', 'table ends', '-', '-', '-'])
+        row = {key: float(np.median([turn[key] for turn in found])) for key in found[0]}
+        results[f'{name}, {length}'] = row
+        rows.append([name, f'{length:,}', f'{row["seconds"]:.2f}', f'{row["peak_mb"]:,.0f}',
+                     f'{row["before_mb"]:,.0f}'])
+    for name in schemes:
+        if longest[name] < max(lengths):
+            rows.append([name, 'table ends', '-', '-', '-'])
+            results[name] = 'table ends'
     print(table(['scheme', 'tokens', 'seconds', 'peak MB', 'of these before'], rows) + '\n', flush=True)
     return results
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # the race
 
 def train_peer(nanogpt, data, seed, steps=2000, warm_up=100, batch_size=12, block_size=64):
-    """nanoGPT's recipe for shakespeare_char on a CPU, on nanoGPT's model: (seconds of training, loss on all of the validation text)."""
+    """nanoGPT's recipe for shakespeare_char on a CPU: (seconds, loss on all of the validation text)."""
     model = make_gpt(nanogpt, block_size, SMALL, CPU, seed, data.vocab_size)
     optimizers, path = optimizers_of(model, CPU), os.path.join(data.folder, 'train.bin')
     begun = time.perf_counter()
@@ -360,7 +365,8 @@ def train_peer(nanogpt, data, seed, steps=2000, warm_up=100, batch_size=12, bloc
         rate = 1e-3 * (step + 1) / (warm_up + 1) if step < warm_up else 1e-4 + (1e-3 - 1e-4) * cosine
         for group in optimizers[0].param_groups:
             group['lr'] = rate
-        train_step(model, optimizers, *stacked_batch(path, batch_size, block_size, CPU), contextlib.nullcontext())
+        batch = [stacked_batch(path, batch_size, block_size, CPU)]
+        training_step(model, optimizers, batch, contextlib.nullcontext(), 1.0)
     seconds, tokens = time.perf_counter() - begun, data.tokens('val')
     # nanoGPT views its targets as a line, which the slices that sum_of_losses() cuts do not allow
     model.register_forward_pre_hook(lambda module, inputs: tuple(one.contiguous() for one in inputs))
@@ -372,14 +378,15 @@ def train_peer(nanogpt, data, seed, steps=2000, warm_up=100, batch_size=12, bloc
 def train_ours(steps, eval_interval, seed, *flags):
     """log.csv of a run of train.py's with its CPU defaults: (seconds, validation loss) of every row."""
     with tempfile.TemporaryDirectory() as folder:
-        run_child('train.py', 'config/rope.py', '--dataset=tinyshakespeare', '--device=cpu', f'--max_iters={steps}', f'--seed={seed}',
-                  f'--eval_interval={eval_interval}', f'--out_dir={os.path.join(folder, "run")}', *flags)
-        with open(os.path.join(folder, 'run', 'log.csv'), newline='') as file:
+        run = os.path.join(folder, 'run')
+        run_child('train.py', 'config/rope.py', '--dataset=tinyshakespeare', '--device=cpu', f'--seed={seed}',
+                  f'--max_iters={steps}', f'--eval_interval={eval_interval}', f'--out_dir={run}', *flags)
+        with open(os.path.join(run, 'log.csv'), newline='') as file:
             return [(float(row['seconds']), float(row['val_loss'])) for row in csv.DictReader(file)]
 
 
 def time_of_passing(rows, loss):
-    """When the loss of `rows`, (seconds, loss) each, first came down to `loss`, by straight lines between the rows; None for never."""
+    """When `rows`, (seconds, loss) each, came down to `loss`, by lines between them; None for never."""
     for (begin, above), (end, below) in zip([rows[0], *rows], rows):
         if below <= loss:
             return end if above <= loss else begin + (end - begin) * (above - loss) / (above - below)
@@ -389,8 +396,8 @@ def time_of_passing(rows, loss):
 def measure_race(nanogpt, seed):
     """nanoGPT's recipe for a CPU, and our defaults for one given the time that it took."""
     peer_seconds, peer_loss = train_peer(nanogpt, Dataset(prepare_if_missing('tinyshakespeare')), seed)
-    # How many steps of ours is that, with ten evaluations, as train.py's defaults have it? A probe has one before its first step and
-    # another after 80: first = evaluation + 80 steps, both = 2 evaluations + 100 steps.
+    # How many steps of ours is that, with ten evaluations, as by default? A probe has one before its
+    # first step and another after 80: first = evaluation + 80 steps, both = 2 evaluations + 100 steps.
     _, (first, _), (both, _) = train_ours(100, 80, seed)
     step = (2 * first - both) / 60
     steps = max(int((peer_seconds - 10 * max(first - 80 * step, 0)) / step), 20)
@@ -400,18 +407,20 @@ def measure_race(nanogpt, seed):
     print(table(['trained on tinyshakespeare', 'seconds', 'steps', 'validation loss'],
                 [["nanoGPT's recipe for a CPU, block 64", f'{peer_seconds:.1f}', '2,000', f'{peer_loss:.4f}'],
                  ['ours, config/rope.py, block 128', f'{seconds:.1f}', f'{steps:,}', f'{loss:.4f}']]))
-    print(f'\nOurs took {seconds / peer_seconds:.3f} times as long, its ten evaluations included; nanoGPT evaluated only afterwards. '
-          + ("It never came down to nanoGPT's loss." if passing is None else f"It passed nanoGPT's last loss after {passing:.1f} s.")
+    print(f'\nOurs took {seconds / peer_seconds:.3f} times as long, its ten evaluations included; nanoGPT '
+          'evaluated only afterwards. ' + ("It never came down to nanoGPT's loss." if passing is None else
+                                           f"It passed nanoGPT's last loss after {passing:.1f} s.")
           + "\nThe losses are over all of the validation text, in windows of each model's own block size.\n")
-    return dict(nanoGPT=dict(seconds=peer_seconds, steps=2000, val_loss=peer_loss), time_ratio=seconds / peer_seconds,
-                ours=dict(seconds=seconds, steps=steps, val_loss=loss, log=rows), seconds_to_pass=passing)
+    return dict(nanoGPT=dict(seconds=peer_seconds, steps=2000, val_loss=peer_loss),
+                time_ratio=seconds / peer_seconds, seconds_to_pass=passing,
+                ours=dict(seconds=seconds, steps=steps, val_loss=loss, log=rows))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # what is left behind
 
 def describe_machine(machine, peer_folder):
-    """Where, when and with what: stands in bench.json with every part, since parts can be measured anew one by one."""
+    """Where, when and with what: for every part, since they can be measured anew one by one."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration), open('/proc/cpuinfo') as file:
         cpu = next(line.partition(':')[2].strip() for line in file if line.startswith('model name'))
@@ -420,15 +429,17 @@ def describe_machine(machine, peer_folder):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return dict(cpu=cpu, cores=os.cpu_count(), threads=torch.get_num_threads(), device=str(machine),
-                gpu=torch.cuda.get_device_name(machine) if machine.type == 'cuda' else None, **versions, git_commit=git_commit(),
-                peer_commit=git_commit(peer_folder) if peer_folder else None, date=datetime.datetime.now().isoformat(timespec='seconds'),
+                gpu=torch.cuda.get_device_name(machine) if machine.type == 'cuda' else None, **versions,
+                git_commit=git_commit(), peer_commit=git_commit(peer_folder) if peer_folder else None,
+                date=datetime.datetime.now().isoformat(timespec='seconds'),
                 command=' '.join(['python', os.path.basename(sys.argv[0]), *sys.argv[1:]]))
 
 
 def read_results(path):
-    """What bench.json holds from before, {part: numbers}; one line if it cannot be written or is something else."""
+    """What bench.json holds from before, {part: numbers}; one line if it cannot be written or is not ours."""
     if os.path.isdir(os.path.abspath(path)):
-        fail(f'out {path!r} is a directory; name a file in it, as in --out={os.path.join(path, "bench.json")}')
+        inside = os.path.join(path, 'bench.json')
+        fail(f'out {path!r} is a directory; name a file in it, as in --out={inside}')
     need_folder(os.path.dirname(os.path.abspath(path)))
     if not os.path.exists(path):
         return {}
@@ -438,15 +449,13 @@ def read_results(path):
         if not isinstance(results, dict) or results.keys() - set(PARTS):
             raise ValueError
     except (OSError, ValueError, RecursionError):
-        fail(f'{path} holds something else than results of bench.py, or is damaged; remove it, or choose another --out')
+        fail(f'{path} holds something else than results of bench.py, or is damaged; '
+             'remove it, or choose another --out')
     return results
 
 
 def main():
     names = named(parts, PARTS, 'part')
-    for name, (least, most) in dict(repetitions=(1, 10 ** 6), seed=(0, 2 ** 60)).items():
-        if not least <= settings[name] <= most:
-            fail(f'{name} must be from {least} to {most}, not {settings[name]}')
     if dtype not in (None, 'float32', 'bfloat16'):
         fail(f'dtype must be bfloat16, float32 or None, not {dtype!r}')
     if 'race' in names and peer is None:
@@ -457,19 +466,24 @@ def main():
         prepare_if_missing('tinyshakespeare')
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     if machine.type == 'cuda':
-        torch.set_float32_matmul_precision('high')      # as train.py has it, and nanoGPT's: float32 is TF32 then
+        torch.set_float32_matmul_precision('high')      # TF32, as train.py has it, and nanoGPT's
 
-    variants = [(True, 'float32')] * compile + ([(False, dtype)] + [(True, dtype)] * compile if dtype == 'bfloat16' else [])
+    variants = [(True, 'float32')] * compile
+    if dtype == 'bfloat16':
+        variants += [(False, dtype)] + [(True, dtype)] * compile
     few = min(repetitions, 3)
     measure = dict(
-        step=lambda: measure_steps(STEPS, machine, repetitions, seed, 'nanoGPT' if nanogpt else 'none', variants, nanogpt=nanogpt,
-                                   libraries=True),
+        step=lambda: measure_steps(STEPS, machine, repetitions, seed, 'nanoGPT' if nanogpt else 'none',
+                                   variants, nanogpt=nanogpt, libraries=True),
         schemes=lambda: measure_steps(SCHEME_STEPS, machine, repetitions, seed, 'none'),
-        sample=lambda: measure_sample(machine, few, seed, nanogpt), data=lambda: measure_data(machine, repetitions, seed),
-        long=lambda: measure_long(machine, few, seed), race=lambda: measure_race(nanogpt, seed))
+        sample=lambda: measure_sample(machine, few, seed, nanogpt),
+        data=lambda: measure_data(machine, repetitions, seed),
+        long=lambda: measure_long(machine, few, seed),
+        race=lambda: measure_race(nanogpt, seed))
     for name in names:
         where = describe_machine(CPU if name == 'race' else machine, peer)
-        print(f'## {name}: {where["gpu"] or where["cpu"]}, {where["threads"]} threads, torch {where["torch"]}\n', flush=True)
+        processor = where['gpu'] or where['cpu']
+        print(f'## {name}: {processor}, {where["threads"]} threads, torch {where["torch"]}\n', flush=True)
         rounds = {'sample': few, 'long': few, 'race': 1}.get(name, repetitions)
         results[name] = dict(machine=where, repetitions=rounds, results=measure[name]())
         content = json.dumps(results, indent=1)
@@ -478,9 +492,5 @@ def main():
 
 
 if __name__ == '__main__':
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        main()
-    except KeyboardInterrupt:
-        print('\nstopped; the parts that are done are written', file=sys.stderr)
-        sys.exit(130)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))     # ends its children, too
+    main()

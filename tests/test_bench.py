@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import bench
+import measure
 import model as ours
 from in_process import assert_refused, run, tree
 from tiny_runs import make_project
@@ -86,7 +87,7 @@ class Clock:
 
 def test_candidates_take_turns_and_warming_up_does_not_count():
     clock, waits = Clock(), []
-    seconds = bench.take_turns({'a': clock.work('a', 100.0, 100.0, 1.0, 2.0, 3.0), 'b': clock.work('b', 100.0, 100.0, 10.0, 20.0, 30.0)}, 3,
+    seconds = measure.take_turns({'a': clock.work('a', 100.0, 100.0, 1.0, 2.0, 3.0), 'b': clock.work('b', 100.0, 100.0, 10.0, 20.0, 30.0)}, 3,
                                wait=lambda: waits.append(len(clock.turns)), clock=clock)
     assert seconds == {'a': [1.0, 2.0, 3.0], 'b': [10.0, 20.0, 30.0]}
     assert ''.join(clock.turns) == 'abab' + 'ab' + 'ba' + 'ab'
@@ -98,7 +99,7 @@ def test_the_wait_for_the_device_is_part_of_a_turn():
 
     def wait():
         clock.now += 1.0                                # what the device still had to do
-    assert bench.take_turns({'a': clock.work('a', 5.0)}, 1, wait, clock, warm_up=0) == {'a': [6.0]}
+    assert measure.take_turns({'a': clock.work('a', 5.0)}, 1, wait, clock, warm_up=0) == {'a': [6.0]}
 
 
 def test_medians_ratios_and_quartiles(capsys):
@@ -128,7 +129,7 @@ def test_every_step_trains(peer):
     steps = bench.training_steps(2, 8, TINY, CPU, 1, nanogpt=bench.load_peer(peer), variants=[(False, 'bfloat16')])
     assert list(steps) == [*ours.SCHEMES, 'nanoGPT', 'rope, bfloat16', 'nanoGPT, bfloat16']
     for name, step in steps.items():
-        model, optimizers, inputs, targets, _ = step.args
+        model, optimizers, [(inputs, targets)], _, _ = step.args
         with torch.no_grad():
             before = model(inputs, targets)[1].item()
         for _ in range(5):
@@ -236,9 +237,9 @@ def test_a_part_is_written_and_the_others_are_kept(tmp_path, peer):
     (['--parts=steps'], ["'steps'", 'step, schemes, sample, data, long, race']),
     (['--parts='], ["''", 'step']),
     (['--parts=data,data'], ['twice']),
-    (['--repetitions=0'], ['repetitions', 'from 1 to']),
+    (['--repetitions=0'], ['repetitions', 'at least 1']),
     (['--repetitions=2.5'], ['repetitions', 'whole number']),
-    (['--seed=-1'], ['seed', 'from 0 to']),
+    (['--seed=-1'], ['seed', 'at least 0']),
     (['--dtype=float64'], ['dtype', 'bfloat16', "'float64'"]),
     (['--device=tpu'], ['device', "'tpu'", 'cpu']),
     (['--parts=race'], ['race', '--peer=']),
