@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import runpy
 import sys
 import time
@@ -128,6 +129,31 @@ def step_times(models, settings, block_size, device):
         steps[name] = functools.partial(training_step, model, optimizers, [(tokens, tokens)], context,
                                         settings['grad_clip'])
     return {name: min(turns) for name, turns in take_turns(steps, 40, waiter(device), enough=20).items()}
+
+
+# What GPUs reach in half precision with dense matrices, in FLOP/s, by words of their names; the first that fits
+PEAKS = {'H200': 989e12, 'H100 PCIe': 756e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L40': 181e12,
+         'L4': 121e12, 'A10G': 70e12}
+
+
+def peak_flops(name):
+    """The peak of a GPU of that name in half precision, in FLOP/s; None where it is not known."""
+    words = set(re.split('[ -]', name))                 # whole words: an L40S is no L4
+    return next((peak for key, peak in PEAKS.items() if words.issuperset(key.split())), None)
+
+
+def utilisation(model, tokens, seconds, dtype):
+    """
+    Model FLOPs utilisation (MFU): the share of a GPU's peak that the model's own arithmetic uses (PaLM paper,
+    appendix B), when it trains on so many tokens in so many seconds; nanoGPT's estimate_mfu. None where the peak
+    is not known.
+    """
+    device, config = model.lm_head.weight.device, model.config
+    peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == 'cuda' else None
+    if peak is None or dtype == 'float32':
+        return None
+    flops_per_token = 6 * model.get_num_params() + 12 * config.n_layer * config.n_embd * config.block_size
+    return flops_per_token * tokens / seconds / peak
 
 
 def peak_memory(device):
@@ -328,7 +354,8 @@ def load_model(run, device, **changes):
 def code_version():
     """A hash of the code that decides what an evaluation finds."""
     version = hashlib.sha256(torch.__version__.encode())
-    for name in ('model.py', 'runs.py', 'dataset.py', 'measure.py', 'data/word_order/sentences.py'):
+    for name in ('model.py', 'rope_scaling.py', 'runs.py', 'dataset.py', 'measure.py',
+                 'data/word_order/sentences.py'):
         if os.path.exists(os.path.join(HERE, name)):
             with open(os.path.join(HERE, name), 'rb') as file:
                 version.update(file.read())

@@ -3,7 +3,6 @@ What a run is to be. Three sources leave nothing open: what is asked for, what t
 from, and what fits the machine. Then the checks: of settings together, of the folder, and of the data.
 """
 import os
-from dataclasses import fields
 from types import SimpleNamespace
 
 import torch
@@ -28,11 +27,6 @@ OF_THE_COMMAND = ('out_dir', 'init_from', 'overwrite', 'eval_only')     # said a
 FREE_TO_CHANGE = (*OF_THE_COMMAND, 'max_iters', 'lr_decay_iters', 'eval_interval', 'log_interval',
                   'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile', 'backend',
                   'deterministic')
-
-
-def model_defaults():
-    """All settings of a model with their defaults."""
-    return {field.name: field.default for field in fields(GPTConfig)}
 
 
 def settle(settings, given, device):
@@ -79,7 +73,7 @@ def settle(settings, given, device):
     settings['lr_decay_iters'] = settings['lr_decay_iters'] or settings['max_iters']
     if settings['dtype'] == 'bfloat16' and device.type == 'cuda' and not torch.cuda.is_bf16_supported():
         settings['dtype'] = 'float16'
-    model_args = {name: settings[name] for name in model_defaults() if name in settings}
+    model_args = {name: settings[name] for name in GPTConfig.declared() if name in settings}
     check_settings(settings, model_args, device)
     return SimpleNamespace(settings=settings, model_args=model_args, resuming=resuming, source=source,
                            source_path=path, remedy=remedy)

@@ -73,7 +73,7 @@ from tqdm import tqdm
 from dataset import Dataset, data_folder, prepare_if_missing
 from machine import (StopRequest, autocast, choose_kernels, connect, pick_device, rank_and_world_size, say,
                      sum_over_processes, wait_for_all)
-from measure import compiled_or_not, sum_of_losses, training_step, window_starts
+from measure import compiled_or_not, sum_of_losses, training_step, utilisation, window_starts
 from runs import Run, make_model
 from settle import check_data, check_place, settle
 
@@ -243,7 +243,7 @@ while True:
     if run.iteration % log_interval == 0 and not progress.disable:
         now = time.perf_counter()
         step_time = (now - last_time) / (run.iteration - last_iteration)
-        mfu = raw_model.estimate_mfu(batch_size * gradient_accumulation_steps, step_time, dtype)
+        mfu = utilisation(raw_model, run.tokens_per_iter / world_size, step_time, dtype)
         progress.set_postfix_str(f'loss {step_loss:.3f}, validation {val_loss:.3f}, '
                                  f'{run.tokens_per_iter / step_time:,.0f} tokens/s'
                                  + (f', MFU {mfu:.0%}' if mfu else ''))
