@@ -1,8 +1,7 @@
 """
 Train a GPT whose position scheme is one line of config.
 
-    python train.py config/rope.py                              # sizes that fit this machine; writes
-                                                                out/rope/
+    python train.py config/rope.py                              # sizes that fit this machine; into out/rope/
     python train.py config/rope.py --batch_size=32 --compile=False
     python train.py config/rope.py --init_from=resume           # go on where it stopped
     torchrun --standalone --nproc_per_node=4 train.py config/rope.py --gradient_accumulation_steps=4
@@ -22,7 +21,7 @@ init_from = 'scratch'           # 'scratch'; 'resume': go on in out_dir; or the 
 overwrite = False               # replace the run that out_dir already holds
 seed = 1337                     # of weights, batches and dropout: one seed, the same batches for all schemes
 # the data
-dataset = 'shakespeare_char'    # shakespeare_char, shakespeare_bpe, tinyshakespeare, word_order, text: in dat
+dataset = 'shakespeare_char'    # shakespeare_char, shakespeare_bpe, tinyshakespeare, word_order or text
 block_size: count = None        # tokens in a sequence
 batch_size: count = None        # sequences in a micro-batch
 gradient_accumulation_steps: count = 1  # micro-batches in a step, over all processes
