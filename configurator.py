@@ -80,7 +80,7 @@ DEEPEST = 100                   # nothing nests without an operator, a bracket o
 
 def syntax_tree(source, mode):
     """A stranger's Python source as a tree, mode 'exec' or 'eval'. SyntaxError or ValueError if none."""
-    depth = 0                   # at most, counted first: where parsing itself would give up, differs
+    depth = 0                   # at most: counted first, since parsing gives up at no fixed depth
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')                 # '\d' has an unknown escape, 1or 2 lacks a blank, ...
         with contextlib.suppress(tokenize.TokenError, SyntaxError):     # ast.parse will say what is wrong

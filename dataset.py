@@ -2,16 +2,13 @@
 Data sets on disk, shared by the prepare scripts, train.py and sample.py. A data set is a folder with
 
     train.bin, val.bin    token ids, uint16, little-endian, one after the other and nothing else
-    meta.json             the tokenizer's description, vocabulary size, token counts, the text's source, and
-                          hashes
-    input.txt             the text itself, where a prepare script keeps it: the training part, then the
-                          validation part
+    meta.json             the tokenizer's description, vocabulary size, token counts, source, and hashes
+    input.txt             the text, where a prepare script keeps it: first what is for training
 
 A tokenizer's description is plain JSON, so that a checkpoint can carry it and sampling needs no data folder:
 
     {"kind": "char", "characters": "\\n !',-.:;?ABC..."}     one token per character
     {"kind": "word", "words": ["\\n", " ,", " cat", ...]}    one token per word, its leading blank included
-                                                             (word_order)
     {"kind": "gpt2"}                                        GPT-2's byte pair encoding, by tiktoken
 
 Nothing here executes or unpickles what it reads.

