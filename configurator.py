@@ -75,7 +75,7 @@ ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
               ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
               ast.UAdd: operator.pos, ast.USub: operator.neg}
 NO_VALUE = object()             # stands for what evaluate() does not evaluate
-DEEPEST = 100                   # nothing nests without an operator, a bracket or a keyword: at most so many
+DEEPEST = 100                   # operators, brackets and keywords in an assignment: nothing else nests
 
 
 def syntax_tree(source, mode):
@@ -85,7 +85,8 @@ def syntax_tree(source, mode):
         warnings.simplefilter('ignore')                 # '\d' has an unknown escape, 1or 2 lacks a blank, ...
         with contextlib.suppress(tokenize.TokenError, SyntaxError):     # ast.parse will say what is wrong
             for token in tokenize.generate_tokens(io.StringIO(source).readline):
-                depth += token.type == tokenize.OP and token.string != '=' or keyword.iskeyword(token.string)
+                nests = token.type == tokenize.OP and token.string != '=' or keyword.iskeyword(token.string)
+                depth = 0 if token.type == tokenize.NEWLINE else depth + nests
                 if depth > DEEPEST:
                     raise ValueError('too deeply nested')
         return ast.parse(source, mode=mode)
