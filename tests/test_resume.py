@@ -6,8 +6,8 @@ import signal
 import pytest
 import torch
 
-from dataset import CharTokenizer, write_dataset
-from tiny_runs import assert_refused, at_step, differences, make_project, read_log, state, train, trained, without_times
+from harness import (assert_refused, at_step, differences, differences_of_runs, make_data, make_project, read, read_log, state, train,
+                     trained, without_times, write)
 
 
 @pytest.fixture(scope='module')
@@ -62,9 +62,7 @@ def test_200_steps_are_120_and_80(optimizer, project, tape, monkeypatch):
     assert run.code == 128 + signal.SIGINT and 'going on from step 110' in run.out and 'stopped at step 130 and saved' in run.out
     trained(project, *flags, f'--out_dir=out/{parts}', '--init_from=resume')
     assert (batches, rates) == expected
-    assert not differences(state(project, whole), state(project, parts))
-    assert not differences(state(project, whole, 'ckpt.pt'), state(project, parts, 'ckpt.pt'))
-    assert without_times(read_log(project, whole)) == without_times(read_log(project, parts))
+    assert not differences_of_runs(project, whole, parts)
 
     # a finished run of 120 steps on the schedule of 200, which then grows
     batches.clear(), rates.clear()
@@ -106,10 +104,8 @@ def test_a_finished_run_says_so_and_stays_as_it_is(project):
 
 def test_before_the_first_checkpoint_there_is_no_run(project):
     folder = os.path.join(project, 'out', 'young')
-    os.makedirs(folder)
     for file in ('config.json', 'ckpt.pt.123.part', 'log.csv.123.part', 'mine.txt'):     # killed while it wrote its first checkpoint
-        with open(os.path.join(folder, file), 'w') as opened:
-            opened.write('{')
+        write(os.path.join(folder, file), '{')
     assert_refused(train(project, '--out_dir=out/young', '--init_from=resume'), 'out/young holds no run to resume', '--out_dir')
     trained(project, '--out_dir=out/young')
     assert sorted(os.listdir(folder)) == ['ckpt.pt', 'config.json', 'last.pt', 'log.csv', 'mine.txt']
@@ -147,13 +143,12 @@ def test_another_run_is_refused(project):
         trained(project, '--out_dir=out/one', '--max_iters=10', '--init_from=resume', flag)
 
 
-def test_other_data_under_the_same_name_are_refused(project, capsys):
+def test_other_data_under_the_same_name_are_refused(project):
     trained(project, '--out_dir=out/data', '--max_iters=10')
     folder = os.path.join(project, 'data', 'tiny')
     shutil.copytree(folder, folder + '_before')
-    with open(os.path.join(folder, 'input.txt'), encoding='utf-8') as file:
-        text = file.read()
-    write_dataset(folder, text[2000:20000], text[20000:], CharTokenizer(text), 'made up')
+    text = read(os.path.join(folder, 'input.txt')).decode()
+    make_data(folder, text[2000:], 18000)
     try:
         assert_refused(train(project, '--out_dir=out/data', '--max_iters=20', '--init_from=resume'), 'tiny has been prepared anew')
     finally:

@@ -11,8 +11,7 @@ import shutil
 import pytest
 import torch
 
-from in_process import ROOT, assert_refused, run
-from tiny_runs import TINY, make_project, trained
+from harness import ROOT, TINY, assert_refused, make_project, read, run, trained, write
 
 
 class Attack:
@@ -62,8 +61,7 @@ def test_the_attacks_would_work(attack, tmp_path, monkeypatch):
 
 
 def plain_pickle(checkpoint, attack, path):
-    with open(path, 'wb') as file:
-        pickle.dump({'model': attack, 'model_args': {}}, file)
+    write(path, pickle.dumps({'model': attack, 'model_args': {}}))
 
 
 def in_the_weights(checkpoint, attack, path):
@@ -99,7 +97,7 @@ def hide_in_run(project, hide, attack):
 @pytest.mark.parametrize('hide', HIDING_PLACES)
 def test_sample_does_not_run_a_checkpoint(project, hide, attack):
     hide_in_run(project, hide, attack)
-    assert_refused(run(project, 'sample.py', 'out/evil', '--device=cpu'), 'sample.py', 'out/evil', 'is not opened')
+    assert_refused(run(project, 'sample.py', 'out/evil', '--device=cpu'), 'out/evil', 'is not opened')
 
 
 @pytest.mark.parametrize('hide', HIDING_PLACES)
@@ -110,7 +108,7 @@ def test_no_other_script_runs_a_checkpoint(project, hide):
                            ('train.py', *TINY, '--init_from=out/evil', '--eval_only'),
                            ('compare.py', 'out/evil', '--device=cpu'),
                            ('compare.py', 'out/evil', '--device=cpu', '--scalings=none')):
-        assert_refused(run(project, script, *flags), script, 'out/evil', 'is not opened')
+        assert_refused(run(project, script, *flags), 'out/evil', 'is not opened')
 
 
 def test_a_good_checkpoint_of_the_same_kind_is_opened(project):
@@ -140,21 +138,19 @@ def test_a_good_checkpoint_of_the_same_kind_is_opened(project):
     '# -*- coding: unicode_escape -*-\n# \\u000aopen("attacked", "w")',     # an encoding in which the comment is code
 ])
 def test_config_files_are_not_executed(project, line):
-    with open(os.path.join(project, 'evil.py'), 'w') as file:
-        file.write(line + '\n')
-    with open(os.path.join(project, 'attack.py'), 'w') as file:
-        file.write(CODE)
+    write(os.path.join(project, 'evil.py'), line + '\n')
+    write(os.path.join(project, 'attack.py'), CODE)
     result = run(project, 'train.py', 'evil.py', *TINY, '--max_iters=1', '--out_dir=out/new', '--overwrite')
     if line.startswith('#'):                            # to us it is a comment
         assert result.code == 0
     else:
-        assert_refused(result, 'train.py', 'evil.py', 'line')
+        assert_refused(result, 'evil.py', 'line')
 
 
 @pytest.mark.parametrize('script', ['train.py', 'sample.py', 'compare.py', 'data/word_order/prepare.py'])
 def test_flags_are_not_executed(project, script):
     for value in (CODE, f"__import__('os').system('touch attacked')", f'[{CODE}]', f'(lambda: {CODE})()'):
-        assert_refused(run(project, script, f'--seed={value}'), script, '--seed', 'whole number')
+        assert_refused(run(project, script, f'--seed={value}'), '--seed', 'whole number')
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -162,23 +158,18 @@ def test_flags_are_not_executed(project, script):
 
 def test_a_strangers_prepare_script_is_not_run(project):
     """Only those that came with the repository are run unasked: see dataset.py."""
-    folder = os.path.join(project, 'data', 'gift')
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, 'prepare.py'), 'w') as file:
-        file.write(CODE)
+    write(os.path.join(project, 'data', 'gift', 'prepare.py'), CODE)
     result = run(project, 'train.py', *TINY, '--dataset=gift', '--out_dir=out/new2')
-    assert_refused(result, 'train.py', 'gift', 'python data/gift/prepare.py')
+    assert_refused(result, 'gift', 'python data/gift/prepare.py')
 
 
 def test_nothing_in_a_data_folder_is_unpickled_or_imported(project):
     """A data set that works, with nanoGPT's meta.pkl and Python files beside: none of them is touched."""
     folder = os.path.join(project, 'data', 'laden')
     shutil.copytree(os.path.join(project, 'data', 'tiny'), folder)
-    with open(os.path.join(folder, 'meta.pkl'), 'wb') as file:
-        pickle.dump(ATTACKS['open'], file)
+    write(os.path.join(folder, 'meta.pkl'), pickle.dumps(ATTACKS['open']))
     for name in ('__init__.py', 'prepare.py', 'tokenizer.py', 'numpy.py', 'sitecustomize.py'):
-        with open(os.path.join(folder, name), 'w') as file:
-            file.write(CODE)
+        write(os.path.join(folder, name), CODE)
     assert run(project, 'train.py', *TINY, '--max_iters=1', '--dataset=laden', '--out_dir=out/laden').code == 0
     assert run(project, 'sample.py', 'out/laden', '--device=cpu', '--dataset=laden', '--max_new_tokens=2').code == 0
 
@@ -188,18 +179,16 @@ def test_pickles_in_place_of_data_are_refused(project, name):
     """test_data.py has more of these."""
     folder = os.path.join(project, 'data', 'pickled_' + name.split('.')[0])
     shutil.copytree(os.path.join(project, 'data', 'tiny'), folder)
-    with open(os.path.join(folder, name), 'wb') as file:
-        pickle.dump(ATTACKS['open'], file)
+    write(os.path.join(folder, name), pickle.dumps(ATTACKS['open']))
     result = run(project, 'train.py', *TINY, f'--dataset={os.path.basename(folder)}', '--out_dir=out/new3')
-    assert_refused(result, 'train.py', name, 'prepare.py')
+    assert_refused(result, name, 'prepare.py')
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 
 def calls_of(path):
     """The calls in a Python file: [(the function's name as written, its keyword arguments, line)]."""
-    with open(path, encoding='utf-8') as file:
-        tree = ast.parse(file.read())
+    tree = ast.parse(read(path))
     return [(ast.unparse(node.func), {word.arg: ast.unparse(word.value) for word in node.keywords}, node.lineno)
             for node in ast.walk(tree) if isinstance(node, ast.Call)]
 

@@ -5,9 +5,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -15,11 +12,10 @@ import torch
 import torch._dynamo
 from torch.nn import functional as F
 
-import dataset
-from dataset import CharTokenizer, Dataset, write_dataset
+from dataset import Dataset
 from model import GPT, SCHEMES, GPTConfig
-from settle import FITS
-from tiny_runs import (ROOT, Terminal, assert_refused, differences, make_project, read_log, state, train, trained, without_times)
+from harness import (ROOT, Terminal, assert_refused, command, contents, differences, make_project, read, read_log, state, train,
+                     trained, without_times)
 
 
 @pytest.fixture(scope='module')
@@ -31,20 +27,16 @@ def project(tmp_path_factory):
 # the data sets
 
 @pytest.mark.parametrize('name', ['shakespeare_char', 'shakespeare_bpe', 'tinyshakespeare', 'word_order', 'text'])
-def test_thirty_steps_lower_the_loss(name, tmp_path, monkeypatch):
-    os.makedirs(tmp_path / 'data')
+def test_thirty_steps_lower_the_loss(name, tmp_path):
+    make_project(tmp_path)                              # the prepare scripts import from two folders up
     for folder in {name, 'shakespeare_char'}:           # shakespeare_bpe takes its text from shakespeare_char's
         shutil.copytree(os.path.join(ROOT, 'data', folder), tmp_path / 'data' / folder)
-    for file in ('dataset.py', 'configurator.py'):      # which the prepare scripts import from two folders up
-        shutil.copy(os.path.join(ROOT, file), tmp_path)
-    monkeypatch.setattr(dataset, 'DATA', str(tmp_path / 'data'))
     folder = tmp_path / 'data' / name
     if not (folder / 'meta.json').exists():
-        flags = [f'--input={os.path.join(ROOT, "model.py")}'] if name == 'text' else []
-        done = subprocess.run([sys.executable, folder / 'prepare.py', *flags], cwd=tmp_path, capture_output=True, text=True)
-        if done.returncode and name != 'text':
-            pytest.skip(done.stderr.strip() or done.stdout.strip())         # no network
-        assert done.returncode == 0, done.stderr
+        done = command(tmp_path, folder / 'prepare.py', *[f'--input={os.path.join(ROOT, "model.py")}'] * (name == 'text'))
+        if done.code and name != 'text':
+            pytest.skip(done.err.strip() or done.out.strip())               # no network
+        assert done.code == 0, done.err
     # Scoring all of a validation text takes longer than the 30 steps, so only its first 2,000 tokens are kept.
     meta = json.loads((folder / 'meta.json').read_text())
     content = (folder / 'val.bin').read_bytes()[:4000]
@@ -136,13 +128,13 @@ def test_learning_rate_warms_up_decays_and_never_falls_under_min_lr(project, mon
 
     monkeypatch.setattr(torch.optim.AdamW, 'step', step_and_record)
     flags = ['--max_iters=40', '--lr_decay_iters=30', '--warmup_iters=9', '--learning_rate=1e-3', '--min_lr=1.7e-4']
-    variables = trained(project, *flags, '--optimizer=muon', '--out_dir=out/schedule').variables
+    trained(project, *flags, '--optimizer=muon', '--out_dir=out/schedule')
     expected = [1e-3 * (i + 1) / 10 for i in range(9)]
     expected += [1.7e-4 + 8.3e-4 * (1 + math.cos(math.pi * (i - 9) / 21)) / 2 for i in range(9, 30)] + [1.7e-4] * 10
     expected = [max(rate, 1.7e-4) for rate in expected]                 # the first step would be 1e-4
     np.testing.assert_allclose(used, expected, rtol=1e-12)
     assert min(used) >= 1.7e-4 * (1 - 1e-12) and max(used) == pytest.approx(1e-3)
-    muon = variables['optimizers'][1].param_groups[0]['lr']
+    muon = state(project, 'schedule')['optimizer'][1]['param_groups'][0]['lr']
     assert muon == pytest.approx(0.02 * 0.17)                           # decays in proportion
     log = read_log(project, 'schedule')
     assert [row[3] for row in log[:-1]] == [used[int(row[0])] for row in log[:-1]] and log[-1][3] == pytest.approx(1.7e-4)
@@ -212,30 +204,20 @@ def test_training_loss_is_the_mean_since_the_last_row(project, monkeypatch):
 # what a run leaves behind
 
 def test_what_a_run_leaves_behind(project):
-    trained(project, '--out_dir=out/left', curve=True)
+    trained(project, '--out_dir=out/left', picture=True)
     folder = os.path.join(project, 'out', 'left')
     assert sorted(os.listdir(folder)) == ['ckpt.pt', 'config.json', 'last.pt', 'log.csv', 'loss.png']
     for file in ('ckpt.pt', 'last.pt'):
         checkpoint = state(project, 'left', file)
         assert {'model', 'optimizer', 'model_args', 'iter_num', 'best_val_loss', 'config'} <= checkpoint.keys()     # nanoGPT's
-    with open(os.path.join(folder, 'config.json'), encoding='utf-8') as file:
-        content = json.load(file)
+    content = json.loads(read(os.path.join(folder, 'config.json')))
     assert content['settings']['learning_rate'] == 1e-2 and content['settings']['weight_decay'] == 0.1
     assert content['versions']['torch'] == torch.__version__ and 'git_commit' in content['versions']
     assert content['data'] == Dataset(os.path.join(project, 'data', 'tiny')).meta['sha256']
-    with open(os.path.join(folder, 'loss.png'), 'rb') as file:
-        assert file.read(8) == b'\x89PNG\r\n\x1a\n'
+    assert read(os.path.join(folder, 'loss.png')).startswith(b'\x89PNG\r\n\x1a\n')
     log = read_log(project, 'left')
     assert [row[:2] for row in log] == [[0, 0], [10, 640], [20, 1280], [30, 1920]]
     assert all(later[2] >= earlier[2] for earlier, later in zip(log, log[1:]))
-
-
-def contents(folder):
-    found = {}
-    for file in os.listdir(folder):
-        with open(os.path.join(folder, file), 'rb') as opened:
-            found[file] = opened.read()
-    return found
 
 
 def test_a_run_is_not_overwritten(project):
@@ -256,8 +238,8 @@ def test_a_run_is_not_overwritten(project):
 def test_later_config_files_win_and_flags_win_over_them(project, tmp_path):
     (tmp_path / 'one.py').write_text("# a comment\nposition = 'alibi'\nmax_iters = 3\nn_layer = 2\nbeta2 = 0.9\n")
     (tmp_path / 'two.py').write_text("position = 'rope'\nn_layer = 1 + 2\n")
-    run = trained(project, str(tmp_path / 'one.py'), str(tmp_path / 'two.py'), '--beta2=0.5')
-    chosen = run.variables['settings']
+    trained(project, str(tmp_path / 'one.py'), str(tmp_path / 'two.py'), '--beta2=0.5')
+    chosen = state(project, 'two')['config']
     assert (chosen['position'], chosen['beta2']) == ('rope', 0.5)
     assert (chosen['n_layer'], chosen['max_iters']) == (1, 30)          # TINY's flags, wherever they stand
     assert os.path.exists(os.path.join(project, 'out', 'two', 'ckpt.pt'))       # the last file names the run
@@ -268,13 +250,10 @@ def test_says_what_fits_the_machine(project, tmp_path):
     none = [f'--{key}=None' for key in ('n_layer', 'n_head', 'n_embd', 'block_size', 'batch_size', 'optimizer', 'learning_rate',
                                         'warmup_iters', 'eval_interval')]
     run = trained(str(tmp_path / 'fits'), *none, '--max_iters=1', '--out_dir=out/fits', '--n_head=8')
-    fits = FITS['cpu']
-    assert '{n_layer} layers, 8 heads, width {n_embd}, block {block_size}'.format(**fits) in run.out    # all fits but the heads, as given
-    tokens = fits['batch_size'] * fits['block_size']
-    assert f'1 steps of {tokens:,} tokens on tiny with {fits["optimizer"]}; cpu, float32' in run.out
-    settings = json.loads((tmp_path / 'fits' / 'out' / 'fits' / 'config.json').read_text())['settings']
-    assert all(settings[key] == value for key, value in fits.items() if key not in ('n_head', 'max_iters', 'dropout', 'min_lr'))
-    assert fits != FITS['cuda']
+    fits = state(str(tmp_path / 'fits'), 'fits')['config']
+    assert not [flag for flag in none if fits[flag[2:].partition('=')[0]] is None] and fits['n_head'] == 8 != fits['n_layer']
+    assert '{n_layer} layers, 8 heads, width {n_embd}, block {block_size}'.format(**fits) in run.out
+    assert f'1 steps of {fits["batch_size"] * fits["block_size"]:,} tokens on tiny with {fits["optimizer"]}; cpu, float32' in run.out
 
 
 def test_plain_lines_without_a_terminal(project):
@@ -316,11 +295,3 @@ def test_compiles_once(project, monkeypatch):
     assert ', compiled' in run.out and torch._dynamo.utils.counters['frames']['total'] == 1
     trained(project, '--gradient_accumulation_steps=2', '--max_iters=12', '--out_dir=out/untraced')
     assert not differences(state(project, 'traced')['model'], state(project, 'untraced')['model'])
-
-
-def test_help_is_quick_and_complete():
-    start = time.perf_counter()
-    done = subprocess.run([sys.executable, os.path.join(ROOT, 'train.py'), '--help'], capture_output=True, text=True)
-    assert time.perf_counter() - start < 3 and done.returncode == 0
-    for word in ('--learning_rate=None', '--grad_clip=1.0', 'largest norm of the gradient', '--deterministic=False'):
-        assert word in done.stdout

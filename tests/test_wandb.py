@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from tiny_runs import make_project, read_log, train, trained
+from harness import make_project, read, read_log, trained
 
 COLUMNS = ['iter', 'tokens', 'seconds', 'lr', 'train_loss', 'val_loss']
 
@@ -21,9 +21,7 @@ def project(tmp_path_factory):
 def records(path):
     """The records of an offline run's file, which is a log in LevelDB's format: 7 bytes of header, then blocks of 32 KB."""
     from wandb.proto import wandb_internal_pb2
-    with open(path, 'rb') as file:
-        content = file.read()
-    position, content_of_record = 7, b''
+    content, position, content_of_record = read(path), 7, b''
     while position + 7 <= len(content):
         if 32768 - position % 32768 < 7:                # too little of the block is left for a record
             position += 32768 - position % 32768

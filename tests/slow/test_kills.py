@@ -1,17 +1,18 @@
 """
-Kills training with SIGKILL at random moments, goes on each time as a user would, and compares the end with a run that was left alone:
+Kills training with SIGKILL at random moments, goes on each time as a user would, and compares the end with a run that was left alone. With
+more kills than the test has, by hand:
 
-    python tests/kill_training.py --kills=200
+    PYTHONPATH=tests python tests/slow/test_kills.py --kills=200
 
 Every second kill falls while a checkpoint or the log is being written, the others at any time at all. A life is a forked process that
 runs train.py: so that it takes a fraction of a second, PyTorch is imported once, here. When a run reaches its end before all kills are
 spent, its weights, optimizer, log and best checkpoint are compared, and the next run begins. Exit status 1 if a run was lost or came
 out another.
-tests/test_faults.py calls it with a few kills.
 """
 import argparse
 import collections
 import glob
+import importlib
 import os
 import random
 import shutil
@@ -20,17 +21,19 @@ import sys
 import tempfile
 import time
 
-import torch._dynamo            # which PyTorch's optimizers import when first used
-
-from tiny_runs import differences, make_project, read_log, state, train, without_times
-
-import runs                     # and with it all else that train.py needs
+from harness import HERE, ROOT, command, differences_of_runs, make_project, read, train
 
 FLAGS = ['--optimizer=muon', '--dropout=0.1', '--position=rope', '--max_iters=200', '--eval_interval=5']
 
 
+def test_killed_at_random_moments():
+    done = command(ROOT, __file__, '--kills=4', env={'PYTHONPATH': HERE})
+    assert done.code == 0, done.out + done.err
+    assert '4 kills in' in done.out and 'no run was lost' in done.out
+
+
 def life(project, *flags):
-    """Starts train.py in a process of its own; returns its id. Its output goes to out/life.txt."""
+    """Starts train.py in a process of its own; returns its id. Its output goes to life.txt."""
     child = os.fork()
     if child == 0:
         try:
@@ -49,7 +52,7 @@ def ended(child):
     return os.waitstatus_to_exitcode(status) if done else None
 
 
-def wait_until(child, condition):
+def wait_until(child, condition=lambda: False):
     """Returns when the condition holds, or with the exit status when the process ends by itself before."""
     while not condition():
         status = ended(child)
@@ -58,37 +61,29 @@ def wait_until(child, condition):
         time.sleep(0.0005)
 
 
-def compared(project):
-    """What sets the run out/killed apart from out/alone: a list."""
-    found = [f'{file}: {difference}' for file in ('last.pt', 'ckpt.pt')
-             for difference in differences(state(project, 'alone', file), state(project, 'killed', file))]
-    if without_times(read_log(project, 'alone')) != without_times(read_log(project, 'killed')):
-        found.append('log.csv')
-    return found
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--kills', type=int, default=200)
-    parser.add_argument('--seed', type=int, default=0)
-    options = parser.parse_args()
-    chance = random.Random(options.seed)
+def main(kills_wanted, seed):
+    chance = random.Random(seed)
     project = make_project(os.path.join(tempfile.mkdtemp(prefix='kills'), 'project'), files=False)
     folder = os.path.join(project, 'out', 'killed')
     started = time.perf_counter()
     kills, before_any_checkpoint, ends, while_writing, faults = 0, 0, 0, collections.Counter(), []
 
-    child = life(project, '--out_dir=out/alone')
-    if wait_until(child, lambda: False) != 0:
-        sys.exit('the run without kills failed: ' + open(os.path.join(project, 'life.txt')).read())
-    longest = (time.perf_counter() - started) / 2       # seconds until a kill: two to six of them in a run
+    def next_life():
+        return life(project, '--out_dir=out/killed', *['--init_from=resume'] * bool(glob.glob(os.path.join(folder, '*.pt'))))
 
     def being_written(child):
         return [os.path.basename(path).split('.')[0] for path in glob.glob(os.path.join(folder, f'*.{child}.part'))]
 
-    while kills < options.kills and not faults:
-        begun = os.path.exists(os.path.join(folder, 'last.pt')) or os.path.exists(os.path.join(folder, 'ckpt.pt'))
-        child = life(project, '--out_dir=out/killed', *(['--init_from=resume'] if begun else []))
+    def account(status):
+        return f'exit status {status}: ' + read(os.path.join(project, 'life.txt')).decode()
+
+    status = wait_until(life(project, '--out_dir=out/alone'))
+    if status != 0:
+        sys.exit('the run without kills failed: ' + account(status))
+    longest = (time.perf_counter() - started) / 2       # seconds until a kill: two to six of them in a run
+
+    while kills < kills_wanted and not faults:
+        child = next_life()
         moment = time.perf_counter() + chance.uniform(0, longest)
         status = wait_until(child, lambda: time.perf_counter() >= moment)
         if status is None and kills % 2:
@@ -102,16 +97,15 @@ def main():
             before_any_checkpoint += not glob.glob(os.path.join(folder, '*.pt'))
         elif status == 0:
             ends += 1
-            faults += compared(project)
+            faults += differences_of_runs(project, 'alone', 'killed')
             shutil.rmtree(folder)
         else:
-            faults.append(f'exit status {status}: ' + open(os.path.join(project, 'life.txt')).read())
+            faults.append(account(status))
 
     if not faults:                                      # the last run may end in peace
-        begun = glob.glob(os.path.join(folder, '*.pt'))
-        status = wait_until(life(project, '--out_dir=out/killed', *(['--init_from=resume'] if begun else [])), lambda: False)
+        status = wait_until(next_life())
         ends += 1
-        faults += compared(project) if status == 0 else [f'exit status {status}']
+        faults += differences_of_runs(project, 'alone', 'killed') if status == 0 else [account(status)]
     print(f'{kills} kills in {ends} runs of 200 steps, {before_any_checkpoint} before there was a checkpoint, {while_writing.total()} '
           f'while a file was being written: {dict(while_writing)}; {time.perf_counter() - started:.0f} s')
     if faults:
@@ -121,4 +115,12 @@ def main():
 
 
 if __name__ == '__main__':
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--kills', type=int, default=200)
+    parser.add_argument('--seed', type=int, default=0)
+    options = parser.parse_args()
+    import torch._dynamo        # which PyTorch's optimizers import when first used
+    for path in glob.glob(os.path.join(ROOT, '*.py')):
+        if os.path.basename(path) not in ('train.py', 'sample.py', 'compare.py', 'bench.py'):
+            importlib.import_module(os.path.basename(path).removesuffix('.py'))         # all that train.py needs
+    main(options.kills, options.seed)

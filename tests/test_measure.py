@@ -1,0 +1,130 @@
+"""Losses, sweeps and answers are as a slow computation finds them, which predicts one token after the other."""
+import contextlib
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from compare import answer_accuracy, losses_at_length, sweep_plan
+from conftest import random_tokens, small_model
+from dataset import WordTokenizer
+from harness import HERE, ROOT
+from runs import sum_of_losses, token_losses, window_starts
+
+CPU = torch.device('cpu')
+FLOAT32 = contextlib.nullcontext()
+
+
+def slow_loss(model, tokens, start, i):
+    """The loss at tokens[i + 1], predicted from tokens[start..i] in one pass without a cache."""
+    with torch.inference_mode():
+        idx = torch.from_numpy(tokens[start:i + 1].astype(np.int64))[None]
+        return F.cross_entropy(model(idx)[0][0, -1:], torch.tensor([int(tokens[i + 1])])).item()
+
+
+def text(n_tokens, vocab_size=17):
+    return random_tokens(n_tokens, vocab_size=vocab_size).numpy().astype(np.uint16)
+
+
+def test_losses_side_by_side_equal_one_pass_per_token():
+    model, tokens = small_model('rope', std=0.2), text(75)
+    losses = token_losses(model, tokens, 16, CPU, FLOAT32)
+    slow = [slow_loss(model, tokens, i // 16 * 16, i) for i in range(74)]       # four whole windows, and one of 10 tokens
+    np.testing.assert_allclose(losses, slow, atol=1e-5)
+    total, count = sum_of_losses(model, tokens, window_starts(75, 16), 16, 3, CPU, FLOAT32)
+    assert count == 74 and total == pytest.approx(losses.sum(), rel=1e-5)       # train.py's figure is the same
+
+
+@pytest.mark.parametrize('length, stride', [(16, 4), (16, 1), (16, 5), (16, 15), (12, 30)])
+def test_sliding_losses_equal_one_pass_per_token(length, stride):
+    model, tokens = small_model('alibi', std=0.2), text(61)
+    losses = token_losses(model, tokens, length, CPU, FLOAT32, stride)
+    stride = min(stride, length)
+    for i in range(60):
+        start = math.ceil(max(i + 1 - length, 0) / stride) * stride             # the first window that reaches token i + 1
+        assert i < length or i + 1 - start >= length - stride + 1
+        assert losses[i] == pytest.approx(slow_loss(model, tokens, start, i), abs=1e-5), i
+
+
+@pytest.mark.parametrize('name', ['none', 'sinusoidal', 'shaw', 'rope', 'alibi', 't5', 'tupe', 'linear', 'ntk', 'dynamic', 'yarn',
+                                  'llama3'])
+def test_windows_read_in_pieces_equal_one_pass(name):
+    model, tokens = small_model(name, std=0.2), text(1301)
+    losses = token_losses(model, tokens, 600, CPU, FLOAT32)       # pieces of 256, 256, 88; a window of 100
+    with torch.inference_mode():
+        for start, end in ((0, 600), (600, 1200), (1200, 1300)):
+            window = torch.from_numpy(tokens[start:end + 1].astype(np.int64))
+            whole = F.cross_entropy(model(window[None, :-1], window[None, 1:])[0][0], window[1:], reduction='none')
+            np.testing.assert_allclose(losses[start:end], whole, atol=2e-4)
+
+
+def test_evaluation_leaves_the_model_as_it_was():
+    model = small_model('learned', dropout=0.5).train()
+    once, twice = (token_losses(model, text(70), 32, CPU, FLOAT32) for _ in range(2))
+    assert model.training and np.array_equal(once, twice)       # without dropout
+
+
+def test_16384_tokens_take_less_than_2_gb():
+    """In a process of its own, whose peak is this pass alone."""
+    script = '''if True:
+        import numpy, resource
+        from conftest import small_model
+        from test_measure import CPU, FLOAT32, token_losses
+        model = small_model('alibi', block_size=128, vocab_size=65, n_layer=1, n_head=4, n_embd=16)
+        losses = token_losses(model, numpy.arange(16385) % 65, 16384, CPU, FLOAT32)
+        print(len(losses), numpy.isfinite(losses).all(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    '''
+    done = subprocess.run([sys.executable, '-c', script], cwd=HERE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    count, finite, peak = done.stdout.split()
+    assert (count, finite) == ('16384', 'True') and int(peak) < 2e9
+
+
+@pytest.mark.parametrize('n_tokens, block_size, sweep_tokens', [(400_000, 128, 65536), (45_000, 128, 65536), (300, 64, 1000),
+                                                                (111_540, 100, 65536)])
+def test_sweep_scores_the_same_tokens_in_whole_windows(n_tokens, block_size, sweep_tokens):
+    lengths, begin, count = sweep_plan(block_size, n_tokens, sweep_tokens, (1 / 4, 1 / 2, 1, 2, 4, 8, 16))
+    assert block_size in lengths and all(count % length == 0 for length in lengths)
+    assert begin >= max(lengths) and begin + count + 1 <= n_tokens and 0 < count <= sweep_tokens
+
+
+def test_losses_at_length():
+    model, tokens = small_model('rope', std=0.2), text(200)
+    everything, last_quarter, sliding = losses_at_length(model, tokens, 16, 40, 96, 4, CPU)
+    side_by_side = [slow_loss(model, tokens, 40 + (i - 40) // 16 * 16, i) for i in range(40, 136)]
+    assert everything == pytest.approx(np.mean(side_by_side), abs=1e-5)
+    assert last_quarter == pytest.approx(np.mean([loss for i, loss in enumerate(side_by_side) if i % 16 >= 12]), abs=1e-5)
+    # each window of 16 scores its last 4 tokens, the very first one too: it begins 12 tokens before the part that is scored
+    slow = [slow_loss(model, tokens, 40 + (i - 40) // 4 * 4 - 12, i) for i in range(40, 136)]
+    assert sliding == pytest.approx(np.mean(slow), abs=1e-5)
+    assert losses_at_length(small_model('learned'), tokens, 64, 64, 64, None, CPU) == (None, None, None)
+
+
+def test_dynamic_with_factor_1_is_ntk_at_the_factor_that_the_length_calls_for():
+    tokens = text(129)
+    options = dict(std=0.2, rope_original_length=16)
+    dynamic = token_losses(small_model('dynamic', rope_factor=1.0, **options), tokens, 64, CPU, FLOAT32)
+    ntk = token_losses(small_model('ntk', rope_factor=4.0, **options), tokens, 64, CPU, FLOAT32)
+    np.testing.assert_allclose(dynamic, ntk, atol=1e-5)
+    further = token_losses(small_model('dynamic', rope_factor=4.0, **options), tokens, 64, CPU, FLOAT32)
+    assert not np.allclose(dynamic, further, atol=1e-3)
+
+
+def test_answer_accuracy_counts_right_answers(monkeypatch):
+    monkeypatch.syspath_prepend(os.path.join(ROOT, 'data', 'word_order'))
+    import sentences
+    tokenizer = WordTokenizer(sentences.VOCABULARY)
+    model = small_model('rope', std=0.2, vocab_size=tokenizer.vocab_size)
+    examples, right = [], 0
+    for number, (prompt, _) in enumerate(sentences.examples(40, 1, 0) + sentences.examples(60, 3, 0)):
+        idx = torch.from_numpy(tokenizer.encode('\n' + ' '.join(prompt)).astype(np.int64))[None]
+        guess = tokenizer.decode([model(idx)[0].argmax().item()])
+        answer = guess if number % 4 and guess.startswith(' ') else ' cow' if guess != ' cow' else ' pig'
+        examples.append((prompt, answer[1:]))
+        right += answer == guess
+    assert 20 < right < 80 and answer_accuracy(model, tokenizer, examples, CPU) == right / 100
