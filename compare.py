@@ -136,9 +136,10 @@ def train_missing(missing, jobs, bar):
                     result = f'validation loss {log[-1].val_loss:.4f} after {log[-1].seconds:.0f} s'
                     bar.write(f'{job.folder}: {result}', file=sys.stdout)
                     sys.stdout.flush()                  # the output may be a file, and more takes long
+    except KeyboardInterrupt:
+        bar.write('waiting for trainings to save and stop; the same command goes on', file=sys.stderr)
+        raise
     finally:
-        if running:
-            bar.write('waiting for trainings to save and stop; the same command goes on', file=sys.stderr)
         for job in running:
             job.process.terminate()
         for job in running:

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import runpy
 import sys
 import time
 from contextlib import nullcontext
@@ -327,7 +326,7 @@ def answers_by_clauses(model, data, device):
     sentences, whose words no training sentence has together, and on new ones up to four times as long. None
     where the model cannot read so many tokens.
     """
-    sentences = runpy.run_path(os.path.join(HERE, 'data', 'word_order', 'sentences.py'))
+    from data.word_order import sentences               # which only its own runs need
     trained = len(data.meta['notes']['bag_of_words'])
     examples = {}
     for line in filter(None, data.tokenizer.decode(data.tokens('val')).split('\n')):
@@ -335,8 +334,8 @@ def answers_by_clauses(model, data, device):
         clauses = (len(prompt) - 5) // 4                # 4 words a clause; tag and question are 5 more
         examples.setdefault(clauses, []).append((prompt, answer))
     for clauses in sorted({trained + 1, 2 * trained, 3 * trained, 4 * trained}):
-        if clauses <= sentences['MOST_CLAUSES']:
-            examples[clauses] = sentences['examples'](1000, clauses, seed=clauses)
+        if clauses <= sentences.MOST_CLAUSES:
+            examples[clauses] = sentences.examples(1000, clauses, seed=clauses)
     return {clauses: answer_accuracy(model, data.tokenizer, examples[clauses], device)
             if 4 * clauses + 6 <= model.transformer.wpe.longest else None               # '\n' and the prompt
             for clauses in sorted(examples)}

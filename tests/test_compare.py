@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from compare import T_QUANTILES, mean_and_error, paired_difference, window_spread
-from compare import OTHER_STYLE, STYLES, spread
-from compare import check_comparable, group_runs
+from tables import T_QUANTILES, mean_and_error, paired_difference, window_spread
+from plots import OTHER_STYLE, STYLES, spread
+from runs import check_comparable, group_runs
 from harness import ROOT, assert_fails, assert_refused, command, make_project, read, read_log, run, state, write
 from model import SCHEMES
 from runs import load_checkpoint, make_model

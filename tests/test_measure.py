@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from compare import answer_accuracy, losses_at_length, sweep_plan
 from conftest import random_tokens, small_model
 from dataset import WordTokenizer
 from harness import HERE, ROOT
-from runs import sum_of_losses, token_losses, window_starts
+from measure import answer_accuracy, losses_at_length, sum_of_losses, sweep_plan, token_losses, window_starts
 
 CPU = torch.device('cpu')
 FLOAT32 = contextlib.nullcontext()
