@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, are stored with their outputs, and leave no claim and no question without an answer."""
+"""The notebooks run from top to bottom, are stored with their outputs, and leave no claim or question unanswered."""
 import glob
 import os
 import re
@@ -44,7 +44,8 @@ def test_there_are_eight():
 
 @pytest.mark.parametrize('name', NOTEBOOKS)
 def test_runs_from_top_to_bottom_in_a_clean_kernel(name):
-    NotebookClient(read(name), timeout=600, kernel_name='python3', resources={'metadata': {'path': FOLDER}}).execute()
+    there = {'metadata': {'path': FOLDER}}
+    NotebookClient(read(name), timeout=600, kernel_name='python3', resources=there).execute()
 
 
 @pytest.mark.parametrize('name', NOTEBOOKS)
@@ -52,9 +53,11 @@ def test_is_stored_small_and_with_clean_outputs(name):
     assert os.path.getsize(os.path.join(FOLDER, name)) <= LARGEST
     cells = read(name).cells
     code = [cell for cell in cells if cell.cell_type == 'code']
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), 'it was not run from top to bottom in one go'
+    in_one_go = list(range(1, len(code) + 1))
+    assert [cell.execution_count for cell in code] == in_one_go, 'it was not run from top to bottom in one go'
     outputs = [output for cell in code for output in cell.outputs]
-    assert any('image/png' in output.get('data', {}) for output in outputs), 'it is stored without its pictures'
+    pictures = [output for output in outputs if 'image/png' in output.get('data', {})]
+    assert pictures, 'it is stored without its pictures'
     assert not [output for output in outputs if output.output_type == 'error']
     assert not [output for output in outputs if output.get('name') == 'stderr'], 'warnings are stored'
     for cell in cells:
