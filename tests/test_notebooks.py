@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, are stored with their outputs, and leave no claim or question unanswered."""
+"""The notebooks run from top to bottom, are stored with outputs, and leave no claim or question unanswered."""
 import glob
 import os
 import re
