@@ -549,9 +549,11 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)                                       # (B, nh, Tk, hs) each
         with torch.autocast(x.device.type, enabled=False):                  # which would round the scores
-            y = [self.attend(q[:, :, rows], k[:, :, :seen], v[:, :, :seen], position, mask, distance, keep)
-                 for rows, seen, mask, distance in blocks]
-        y = y[0] if len(y) == 1 else torch.cat(y, dim=2)                                # (B, nh, T, hs)
+            if len(blocks) == 1:
+                y = self.attend(q, k, v, position, *blocks[0][2:], keep)                # (B, nh, T, hs)
+            else:
+                y = torch.cat([self.attend(q[:, :, rows], k[:, :, :seen], v[:, :, :seen], position, *rest, keep)
+                               for rows, seen, *rest in blocks], dim=2)
         y = y.transpose(1, 2).reshape(B, T, C)                                      # heads side by side again
         return self.resid_dropout(self.c_proj(y))
 
