@@ -70,7 +70,8 @@ def settle(settings, given, device):
     fitting = {name: value for name, value in fits.items() if settings[name] is None}
     settings = {**settings, **fitting, **inherited, **given}
     settings['lr_decay_iters'] = settings['lr_decay_iters'] or settings['max_iters']
-    if settings['dtype'] == 'bfloat16' and device.type == 'cuda' and not torch.cuda.is_bf16_supported():
+    if (settings['dtype'] == 'bfloat16' and device.type == 'cuda'
+            and not torch.cuda.is_bf16_supported(including_emulation=False)):   # a T4 emulates it, slowly
         settings['dtype'] = 'float16'
     model_args = {name: settings[name] for name in GPTConfig.declared() if name in settings}
     check_settings(settings, model_args, device)
