@@ -53,11 +53,17 @@ def fail(message):
     sys.exit(2)
 
 
+def out_of_memory(error):
+    """Whether an error says that memory is short, in Python's way, NumPy's, or one of PyTorch's."""
+    return isinstance(error, MemoryError) or type(error).__name__ == 'OutOfMemoryError' or any(
+        words in str(error) for words in ("can't allocate memory", 'not enough memory', 'bad_alloc'))
+
+
 def explain(kind, error, traceback):
     """In place of a traceback, as sys.excepthook: two faults that may come at any moment get one line."""
     if kind is KeyboardInterrupt:
         print('stopped', file=sys.stderr)
-    elif kind.__name__ == 'OutOfMemoryError' or "can't allocate memory" in str(error):
+    elif out_of_memory(error):
         fail('there is not enough memory for these sizes; choose a smaller batch_size, window or model')
     else:
         sys.__excepthook__(kind, error, traceback)

@@ -7,15 +7,17 @@ has, by hand:
 Exit status 1 if memory grew by more than 5% after the first tenth of the run, or if it ever held a good part of the data.
 """
 import argparse
+import functools
 import json
 import os
+import resource
 import shutil
 import sys
 import tempfile
 
 import pytest
 
-from harness import HERE, ROOT, command, make_project, read, train, write
+from harness import HERE, ROOT, TINY, assert_refused, command, make_project, read, train, write
 
 
 @pytest.mark.skipif(not os.path.exists('/proc/self/status'), reason='memory is read from /proc')
@@ -23,6 +25,14 @@ def test_memory_is_flat_on_two_gigabytes_of_data():
     done = command(ROOT, __file__, '--steps=400', '--evaluations=40', env={'PYTHONPATH': HERE})
     assert done.code == 0, done.out + done.err
     assert '41 evaluations, on 2 GB of data' in done.out                # 40 intervals and both ends, which are the same row
+
+
+@pytest.mark.parametrize('flags', ['--batch_size=50000 --block_size=1024', '--n_embd=4096 --n_layer=2 --optimizer=adamw'])
+def test_too_little_memory_is_one_line(flags, tmp_path):
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (800_000 * 1024,) * 2)
+    project = make_project(tmp_path / 'project')
+    done = command(project, os.path.join(project, 'train.py'), *TINY, *flags.split(), preexec_fn=limit)
+    assert_refused(done, 'memory', 'smaller')
 
 
 def memory(entry):
