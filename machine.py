@@ -114,14 +114,27 @@ def say(text):
 
 
 class StopRequest:
-    """Ctrl-C and SIGTERM, from here on: `signal` is the number of what has come, 0 until then."""
+    """
+    Ctrl-C and SIGTERM, from here on: `signal` is the number of what has come, 0 until then. Within
+    `with at_once(act)`, where nothing is lost by it, they call act() as they come, or at its beginning.
+    """
 
     def __init__(self):
-        self.signal = 0
+        self.signal, self.act = 0, lambda: None
         signal.signal(signal.SIGINT, self.receive)
         signal.signal(signal.SIGTERM, self.receive)
 
     def receive(self, number, frame):
         if self.signal and number == signal.SIGINT:
-            sys.exit(128 + number)      # Ctrl-C again: at once. (SIGTERM often comes twice to each of a job.)
-        self.signal = number
+            os._exit(128 + number)      # Ctrl-C again: at once, by no exception that a file's writer reports
+        first, self.signal = not self.signal, number    # SIGTERM often comes twice to each of a job
+        if first:
+            self.act()
+
+    @contextlib.contextmanager
+    def at_once(self, act):
+        self.act = act
+        if self.signal:
+            act()
+        yield
+        self.act = lambda: None

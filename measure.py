@@ -25,22 +25,21 @@ from runs import load_checkpoint, make_model, open_data
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 UNSCALED = torch.amp.GradScaler(enabled=False)          # hands everything through as it is
+MOST_KEPT = 2 ** 26             # tokens that keep_on_device() takes: 256 MB; dataset.py has checked their ids
 
 
 # ------------------------------------------------------------------------------------------------------------
 # a training step, and the time that it takes
 
-def training_step(model, optimizers, batch, context, grad_clip, scaler=UNSCALED, check=None):
+def training_step(model, optimizers, batch, context, grad_clip, scaler=UNSCALED):
     """
     One step: forward and backward for each micro-batch, an (inputs, targets) of `batch`, then clip and step.
 
     context     of the forward passes: from machine.autocast()
     grad_clip   the largest norm of the gradient; 0 does not clip
-    scaler      for float16, whose small gradients would vanish otherwise
-    check       called with the loss and the norm before the optimizers step: it may end the training, while
-                the weights are still good
+    scaler      for float16, whose small gradients would vanish otherwise; where one overflows nothing steps
 
-    Returns the mean loss and the norm of its gradient, tensors on the device, which is not waited for.
+    Returns the mean loss and the norm of its gradient, tensors on the device, which only a scaler waits for.
     """
     step_loss = torch.zeros((), device=batch[0][0].device)
     for number, (inputs, targets) in enumerate(batch, start=1):
@@ -53,10 +52,10 @@ def training_step(model, optimizers, batch, context, grad_clip, scaler=UNSCALED,
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip or math.inf)
-    if check is not None:
-        check(step_loss, norm)
+    overflow = scaler.is_enabled() and not norm.isfinite()      # in one gradient, and clipping has spread it
     for optimizer in optimizers:
-        scaler.step(optimizer)
+        if not overflow:
+            optimizer.step()                            # scaler.step() would look at each one's gradients alone
         optimizer.zero_grad(set_to_none=True)
     scaler.update()
     return step_loss, norm
@@ -184,16 +183,32 @@ def window_starts(n_tokens, block_size, n_windows=None):
     return whole[np.linspace(0, len(whole) - 1, min(n_windows, len(whole))).round().astype(int)]
 
 
+def send(array, device):
+    """A NumPy array as a tensor on the device; on a GPU the copy runs beside its work."""
+    tensor = torch.from_numpy(array)
+    return (tensor.pin_memory() if device.type == 'cuda' else tensor).to(device, non_blocking=True)
+
+
+def keep_on_device(tokens, device):
+    """All of `tokens` (uint16 array) as a tensor on the device, if there is room for so many; else None."""
+    return send(tokens.astype(np.int32), device) if len(tokens) <= MOST_KEPT else None
+
+
 def read_windows(tokens, starts, length, device):
-    """Windows of `length` tokens and the token behind them, (len(starts), length + 1)."""
-    return torch.from_numpy(tokens[starts[:, None] + np.arange(length + 1)].astype(np.int64)).to(device)
+    """
+    Windows of `length` tokens and the token behind them, (.., length + 1), from starts, (..). tokens: a
+    uint16 array, or what keep_on_device() made of it.
+    """
+    if isinstance(tokens, torch.Tensor):
+        return tokens[send(starts, device)[..., None] + torch.arange(length + 1, device=device)].long()
+    return send(tokens[starts[..., None] + np.arange(length + 1)].astype(np.int64), device)
 
 
 @torch.inference_mode()
 def sum_of_losses(model, tokens, starts, block_size, batch_size, device, context):
     """
-    The model's loss on the windows of `tokens` (uint16 array) that begin at `starts`: (sum in nats, number of
-    tokens predicted).
+    The model's loss on the windows of `tokens`, see read_windows(), that begin at `starts`: (sum in nats,
+    number of tokens predicted).
 
     A window is block_size tokens read and as many predicted, one further; fewer where the text ends. context:
     from autocast().

@@ -72,7 +72,8 @@ from tqdm import tqdm
 from dataset import Dataset, data_folder, prepare_if_missing
 from machine import (StopRequest, autocast, choose_kernels, connect, pick_device, rank_and_world_size, say,
                      sum_over_processes, wait_for_all)
-from measure import compiled_or_not, sum_of_losses, training_step, utilisation, window_starts
+from measure import (compiled_or_not, keep_on_device, read_windows, sum_of_losses, training_step, utilisation,
+                     window_starts)
 from runs import Run, make_model
 from settle import check_data, check_place, settle
 
@@ -97,25 +98,27 @@ if rank == 0:
 wait_for_all()
 data = Dataset(data_folder(dataset))
 check_data(start, data)
+kept = {split: keep_on_device(data.tokens(split), device) for split in ('train', 'val')}    # None: too large
 batch_generator = torch.Generator().manual_seed(seed)   # of its own: nothing else can shift the batches
+
+
+def tokens_of(split):
+    """All tokens of 'train' or 'val', for read_windows(): on the device, or those on the disk."""
+    return data.tokens(split) if kept[split] is None else kept[split]
 
 
 def get_batch():
     """This process's micro-batches of a step: a list of (inputs, targets), (batch_size, block_size) each."""
-    tokens = data.tokens('train')
+    tokens = tokens_of('train')
     starts = torch.randint(len(tokens) - block_size, (gradient_accumulation_steps, batch_size),
                            generator=batch_generator).numpy()
-    windows = tokens[starts[rank::world_size, :, None] + np.arange(block_size + 1)].astype(np.int64)
-    windows = torch.from_numpy(windows)
-    if device.type == 'cuda':
-        windows = windows.pin_memory()                  # lets the copy run beside the GPU's work
-    windows = windows.to(device, non_blocking=True)
+    windows = read_windows(tokens, starts[rank::world_size], block_size, device)
     return [(micro_batch[:, :-1], micro_batch[:, 1:]) for micro_batch in windows]
 
 
 def validation_loss(n_windows=None):
     """Mean loss over the validation text, or over n_windows of it, always the same; in nats per token."""
-    tokens = data.tokens('val')
+    tokens = tokens_of('val')
     starts = window_starts(len(tokens), block_size, n_windows)[rank::world_size]
     sums = sum_of_losses(raw_model, tokens, starts, block_size, batch_size, device, forward_context)
     total, predicted = sum_over_processes(device, *sums)
@@ -166,24 +169,39 @@ def learning_rate_factor(iteration):
     return lowest + (1 - lowest) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def stop_for(fault):
+def stop_for(fault, step):
     """Ends a run whose numbers are none any more. All processes see the same ones, so one of them says it."""
     progress.close()
     if rank == 0:
         last = run.path('last.pt')
-        kept = f'{last} holds the last good state: ' if os.path.exists(last) else ''
-        fail(f'{fault} at step {run.iteration}; {kept}lower the learning rate and start again')
+        good = f'{last} holds the last good state: ' if os.path.exists(last) else ''
+        fail(f'{fault} at step {step}; {good}lower the learning rate and start again')
     sys.exit(2)
 
 
-def before_the_step(loss, norm):
-    """Adds up the loss, and the requests to stop, over the processes. Ends the run before it is spoilt."""
+def read_steps():
+    """
+    Reads the losses of the steps since it was called last, and the requests to stop, of all processes. Ends a
+    run that is spoilt: nothing has been saved since. It waits for the device, and nothing else in training
+    does.
+    """
     global step_loss, stopping
-    step_loss, stopping = sum_over_processes(device, loss.item() / world_size, stop.signal)
-    if not math.isfinite(step_loss):
-        stop_for(f'the loss is {step_loss}')
-    if not math.isfinite(norm.item()) and not scaler.is_enabled():     # float16's scaler skips such a step
-        stop_for(f"the norm of the loss's gradient is {norm.item()}")
+    numbers = torch.stack(unread).tolist()              # a loss, its gradient's norm, a loss, ..
+    *losses, stopping = sum_over_processes(device, *(loss / world_size for loss in numbers[::2]), stop.signal)
+    for step, (step_loss, norm) in enumerate(zip(losses, numbers[1::2]), run.iteration - len(losses)):
+        if not math.isfinite(step_loss):
+            stop_for(f'the loss is {step_loss}', step)
+        if not math.isfinite(norm) and not scaler.is_enabled():     # float16's scaler skips such a step
+            stop_for(f"the norm of the loss's gradient is {norm}", step)
+        run.loss_sum, run.loss_count = run.loss_sum + step_loss, run.loss_count + 1
+    unread.clear()
+
+
+def leave():
+    """Ends a run that was asked to stop, when it is saved."""
+    progress.close()
+    say(f'stopped at step {run.iteration} and saved; the same command with --init_from=resume goes on')
+    sys.exit(128 + int(stop.signal or signal.SIGTERM))
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -191,6 +209,7 @@ def before_the_step(loss, norm):
 
 run.begin(start.resuming)
 stop, stopping = StopRequest(), 0
+unread = []             # what read_steps() is to read, on the device
 progress = tqdm(total=max_iters, initial=run.iteration, unit='step', dynamic_ncols=True,
                 disable=not (rank == 0 and sys.stderr.isatty()))
 started = time.perf_counter() - run.seconds
@@ -205,7 +224,7 @@ while True:
         run.seconds = time.perf_counter() - started
         val_loss = validation_loss(eval_windows)
         if not math.isfinite(val_loss):
-            stop_for(f'the validation loss is {val_loss}')
+            stop_for(f'the validation loss is {val_loss}', run.iteration)
         progress.clear()        # should the disk be full, its message stands on a line of its own
         if not sys.stderr.isatty():
             trained = f', training {run.training_loss():.4f}' if run.loss_count else ''
@@ -218,25 +237,19 @@ while True:
         if not at_end:
             run.save('last.pt')
             run.write_log()
-    if at_end:
+    if at_end or stopping:
         break
-    if stopping:
-        run.seconds = time.perf_counter() - started
-        run.save('last.pt')
-        run.write_log()
-        progress.close()
-        say(f'stopped at step {run.iteration} and saved; the same command with --init_from=resume goes on')
-        wait_for_all()          # the first to leave ends the others: not before the state is saved
-        sys.exit(128 + int(stop.signal or signal.SIGTERM))
 
     # One step. Dropout follows from seed, step and process alone, so that a resumed run draws the same.
     for each, peak in zip(optimizers, (learning_rate, muon_learning_rate)):
         for group in each.param_groups:
             group['lr'] = peak * factor
     torch.manual_seed(int(np.random.SeedSequence((seed, run.iteration, rank)).generate_state(1)[0]))
-    training_step(model, optimizers, get_batch(), forward_context, grad_clip, scaler, check=before_the_step)
+    unread += training_step(model, optimizers, get_batch(), forward_context, grad_clip, scaler)
     run.iteration += 1
-    run.loss_sum, run.loss_count = run.loss_sum + step_loss, run.loss_count + 1
+    if (device.type == 'cpu' or run.iteration == max_iters      # on a GPU the next steps are ordered meanwhile
+            or any(run.iteration % interval == 0 for interval in (10, log_interval, eval_interval))):
+        read_steps()
 
     progress.update()
     if run.iteration % log_interval == 0 and not progress.disable:
@@ -251,8 +264,15 @@ while True:
 # The figure that runs are compared by: every token of the validation text, with the last weights. last.pt is
 # saved before it is logged: a run that goes on to more steps then has a log without it, as if it had never
 # stopped here.
+if stopping:
+    run.seconds = time.perf_counter() - started
+    run.write_log()
 run.save('last.pt')
-val_loss = validation_loss()
+wait_for_all()          # the first to leave ends the others: not before the state is saved
+if stopping:
+    leave()
+with stop.at_once(leave):
+    val_loss = validation_loss()
 run.add_row(learning_rate * learning_rate_factor(run.iteration), val_loss)
 progress.close()
 run.write_log()

@@ -11,8 +11,9 @@ import signal
 import pytest
 import torch
 
-from harness import (TINY, assert_one_line, assert_refused, command, contents, differences, differences_of_runs, make_project, read,
-                     read_log, start, state, train, trained, write)
+import measure
+from harness import (ROOT, TINY, assert_one_line, assert_refused, command, contents, differences, differences_of_runs, make_project, ran,
+                     read, read_log, run, start, state, train, trained, write)
 from runs import load_checkpoint
 
 
@@ -83,6 +84,52 @@ def test_ctrl_c_saves_and_says_how_to_go_on(project):
     assert f'going on from step {steps:,}' in run.out and state(project, 'interrupted')['iter_num'] == steps + 5
 
 
+@pytest.mark.parametrize('by', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('scoring', ['last windows', 'whole text'])
+def test_a_signal_during_the_last_scoring_stops_the_run(scoring, by, project, monkeypatch):
+    """It is saved by then: the same command goes on with the scoring, to what it would have been."""
+    score, calls = measure.sum_of_losses, []
+
+    def score_and_signal(*arguments):
+        calls.append(None)
+        if len(calls) == (4 if scoring == 'last windows' else 5):           # at steps 0, 10, 20 and 30, then all
+            os.kill(os.getpid(), by)
+        return score(*arguments)
+
+    shutil.rmtree(os.path.join(project, 'out', 'scored'), ignore_errors=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, 'sum_of_losses', score_and_signal)
+        run = train(project, '--out_dir=out/scored')
+    assert run.code == 128 + by and run.err == '' and 'done' not in run.out
+    assert run.out.endswith('stopped at step 30 and saved; the same command with --init_from=resume goes on\n')
+    assert len(calls) == (4 if scoring == 'last windows' else 5)
+    trained(project, '--out_dir=out/scored', '--init_from=resume')
+    assert not differences_of_runs(project, 'whole', 'scored')
+
+
+def test_ctrl_c_twice_while_saving_is_no_failed_write(project):
+    """The second one ends the script at once; what was saved before stays, and is gone on from."""
+    write(os.path.join(project, 'hasty.py'), '''import os, runpy, signal, sys, torch
+calls, save = [], torch.save
+class Hasty:
+    def __init__(self, file): self.file = file
+    def write(self, content):
+        for _ in range(2): os.kill(os.getpid(), signal.SIGINT)
+        return self.file.write(content)
+    def flush(self): self.file.flush()
+def save_hastily(state, file):
+    calls.append(file)
+    save(state, file if len(calls) < 4 else Hasty(file))            # ckpt.pt and last.pt at steps 0 and 10
+torch.save, sys.argv[0] = save_hastily, "train.py"
+runpy.run_path("train.py", run_name="__main__")
+''')
+    done = command(project, os.path.join(project, 'hasty.py'), *TINY, '--out_dir=out/hasty')
+    assert (done.code, done.err) == (128 + signal.SIGINT, '')
+    assert state(project, 'hasty')['iter_num'] == 0
+    trained(project, '--out_dir=out/hasty', '--init_from=resume')
+    assert not differences_of_runs(project, 'whole', 'hasty')
+
+
 @pytest.mark.parametrize('reader', ['a pipe that nobody reads', 'a full disk'])
 def test_training_goes_on_unheard(reader, project):
     """`python train.py | head` and the like: the run does not end for want of a listener."""
@@ -100,10 +147,13 @@ def test_training_goes_on_unheard(reader, project):
 @pytest.mark.parametrize('fault, status, words', [
     ('torch.OutOfMemoryError("CUDA out of memory")', 2, ['not enough memory', 'smaller batch_size']),
     ('RuntimeError("DefaultCPUAllocator: can\'t allocate memory")', 2, ['not enough memory', 'smaller batch_size']),
+    ('MemoryError', 2, ['not enough memory', 'smaller batch_size']),
+    ('numpy._core._exceptions._ArrayMemoryError((50000, 1025), numpy.dtype(int))', 2, ['not enough memory', 'smaller batch_size']),
+    ('RuntimeError("std::bad_alloc")', 2, ['not enough memory', 'smaller batch_size']),
     ('KeyboardInterrupt', -signal.SIGINT, ['stopped']),
 ])
 def test_what_can_happen_at_any_moment_gets_one_line(fault, status, words, project):
-    write(os.path.join(project, 'faulty.py'), 'import runpy, sys, torch\n'
+    write(os.path.join(project, 'faulty.py'), 'import numpy, runpy, sys, torch\n'
           f'def clip(*arguments, **options): raise {fault}\n'
           'torch.nn.utils.clip_grad_norm_ = clip\nsys.argv[0] = "train.py"\nrunpy.run_path("train.py", run_name="__main__")\n')
     done = command(project, os.path.join(project, 'faulty.py'), *TINY, '--out_dir=out/spent', '--overwrite')
@@ -214,6 +264,42 @@ def test_an_infinite_loss_stops_the_run(project):
     assert all(tensor.isfinite().all() for tensor in kept['model'].values())
     assert all(float('-inf') < row[5] < float('inf') for row in kept['log'])
     trained(project, '--init_from=out/diverged', '--out_dir=out/started_again')
+
+
+@pytest.fixture(scope='module')
+def late(project):
+    """train.py as it is on a GPU, which is not waited for at each step: losses and norms are read some steps late."""
+    path = os.path.join(project, 'late.py')
+    text = read(os.path.join(ROOT, 'train.py')).decode()
+    assert text.count("device.type == 'cpu' or ") == 1
+    write(path, text.replace("device.type == 'cpu' or ", ''))
+    return path
+
+
+def test_losses_that_are_read_late_are_the_same(late, project):
+    ran(project, late, *TINY, '--out_dir=out/late', '--eval_interval=8', '--log_interval=7')
+    trained(project, '--out_dir=out/early', '--eval_interval=8', '--log_interval=7')
+    assert not differences_of_runs(project, 'early', 'late')
+
+
+@pytest.mark.parametrize('what', ['loss', 'norm'])
+def test_nan_that_is_read_late_is_never_saved(what, late, project, monkeypatch):
+    def step(model, *arguments):
+        numbers = dict(zip(('loss', 'norm'), training_step(model, *arguments)))
+        calls.append(None)
+        if len(calls) == 13:                                                # step 12, between two evaluations: all is lost
+            numbers[what] *= float('nan')
+            next(model.parameters()).data.fill_(float('nan'))
+        return tuple(numbers.values())
+
+    training_step, calls = measure.training_step, []
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, 'training_step', step)
+        stopped = run(project, late, *TINY, f'--out_dir=out/late_{what}')
+    assert_refused(stopped, 'nan at step 12;', 'last.pt holds the last good state')
+    assert len(calls) == 20 and state(project, f'late_{what}')['iter_num'] == 10
+    trained(project, f'--out_dir=out/late_{what}', '--init_from=resume')
+    assert not differences_of_runs(project, 'whole', f'late_{what}')
 
 
 @pytest.mark.parametrize('what, words', [('loss', 'the loss is nan at step 12;'), ('gradient', 'gradient is nan at step 12;')])

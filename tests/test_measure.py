@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from conftest import random_tokens, small_model
 from dataset import WordTokenizer
 from harness import HERE, ROOT
-from measure import answer_accuracy, losses_at_length, sum_of_losses, sweep_plan, token_losses, window_starts
+from measure import (answer_accuracy, keep_on_device, losses_at_length, read_windows, sum_of_losses, sweep_plan, token_losses,
+                     training_step, window_starts)
 
 CPU = torch.device('cpu')
 FLOAT32 = contextlib.nullcontext()
@@ -28,6 +29,47 @@ def slow_loss(model, tokens, start, i):
 
 def text(n_tokens, vocab_size=17):
     return random_tokens(n_tokens, vocab_size=vocab_size).numpy().astype(np.uint16)
+
+
+@pytest.mark.parametrize('value', [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize('name', ['transformer.wte.weight', 'transformer.h.0.attn.c_attn.weight', 'transformer.ln_f.weight'])
+def test_where_one_gradient_overflows_no_optimizer_steps(name, value):
+    """float16's scaler looks at each optimizer's gradients; clipping spreads an overflow in one of them over all."""
+    model = small_model('learned').train()
+    optimizers = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cpu', 'muon')
+    scaler, tokens = torch.amp.GradScaler('cpu', init_scale=1024.0), random_tokens(2, 8)
+    step = lambda: training_step(model, optimizers, [(tokens, tokens)], FLOAT32, 1.0, scaler)       # noqa: E731
+    step()
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    spoil = dict(model.named_parameters())[name].register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([1]), value))
+    _, norm = step()
+    assert not norm.isfinite() and scaler.get_scale() == 512.0
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+    spoil.remove()
+    _, norm = step()
+    assert norm.isfinite() and scaler.get_scale() == 512.0
+    assert all(tensor.isfinite().all() and not torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+def test_a_scaler_changes_no_step():
+    ends = []
+    for scaler in (torch.amp.GradScaler(enabled=False), torch.amp.GradScaler('cpu', init_scale=1024.0)):
+        model = small_model('learned').train()
+        optimizers, tokens = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cpu', 'muon'), random_tokens(2, 8)
+        for _ in range(3):
+            training_step(model, optimizers, [(tokens, tokens)], FLOAT32, 1.0, scaler)
+        ends.append(model.state_dict())
+    for key in ends[0]:
+        torch.testing.assert_close(ends[0][key], ends[1][key], atol=1e-6, rtol=0)
+
+
+def test_windows_are_the_same_from_the_device_and_from_the_disk(monkeypatch):
+    tokens, starts = np.array([0, 65535, 7, *range(100, 200)], dtype=np.uint16), np.array([[0, 3], [50, 92]])
+    windows = read_windows(keep_on_device(tokens, CPU), starts, 10, CPU)
+    assert windows.dtype == torch.int64 and windows[0, 0].tolist()[:4] == [0, 65535, 7, 100] and windows.shape == (2, 2, 11)
+    assert torch.equal(windows, read_windows(tokens, starts, 10, CPU))
+    monkeypatch.setattr('measure.MOST_KEPT', 102)
+    assert keep_on_device(tokens, CPU) is None and keep_on_device(tokens[1:], CPU) is not None
 
 
 def test_losses_side_by_side_equal_one_pass_per_token():

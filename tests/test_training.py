@@ -12,10 +12,13 @@ import torch
 import torch._dynamo
 from torch.nn import functional as F
 
+import measure
+from configurator import declared_settings, scheme_options
 from dataset import Dataset
+from settle import settle
 from model import GPT, SCHEMES, GPTConfig
-from harness import (ROOT, Terminal, assert_refused, command, contents, differences, make_project, read, read_log, state, train,
-                     trained, without_times)
+from harness import (ROOT, Terminal, assert_refused, command, contents, differences, differences_of_runs, make_project, read, read_log,
+                     state, train, trained, without_times)
 
 
 @pytest.fixture(scope='module')
@@ -76,6 +79,24 @@ def test_same_seed_same_batches(project, monkeypatch):
     for flag in ('--eval_interval=1', '--eval_windows=3', '--dropout=0.3', '--n_layer=2', '--optimizer=muon', '--log_interval=1'):
         assert torch.equal(recorded_batches(project, monkeypatch, '--max_iters=6', flag), expected)
     assert not torch.equal(recorded_batches(project, monkeypatch, '--max_iters=6', '--seed=1'), expected)
+
+
+def test_data_on_the_device_and_on_the_disk_give_the_same_run(project, monkeypatch):
+    """Few tokens are kept on the device, many are read from the disk batch by batch."""
+    trained(project, '--out_dir=out/kept', '--gradient_accumulation_steps=2')
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, 'MOST_KEPT', 100)
+        patch.setattr(measure, 'send', lambda array, device, send=measure.send: send(array, device) if len(array) < 100 else 1 / 0)
+        trained(project, '--out_dir=out/read', '--gradient_accumulation_steps=2')
+    assert not differences_of_runs(project, 'kept', 'read')
+
+
+@pytest.mark.parametrize('emulated', [True, False])
+def test_a_gpu_that_only_emulates_bfloat16_trains_in_float16(emulated, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True: including_emulation or not emulated)
+    settings = {name: setting.value for name, setting in declared_settings(os.path.join(ROOT, 'train.py')).items()}
+    settled = settle({**settings, **{name: option.value for name, option in scheme_options().items()}}, {}, torch.device('cuda'))
+    assert settled.settings['dtype'] == ('float16' if emulated else 'bfloat16')
 
 
 def test_evaluation_leaves_training_alone(project):
