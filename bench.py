@@ -1,9 +1,10 @@
 """
 How fast is it, beside nanoGPT and others, on this machine?
 
-    python bench.py                                         # all parts but the race: some minutes
+    python bench.py                                         # all parts but race and gpu: some minutes
     python bench.py --peer=../nanoGPT                       # the same beside a checkout of nanoGPT
     python bench.py --peer=../nanoGPT --parts=race          # both train on tinyshakespeare for the same time
+    python bench.py --parts=gpu                             # what train.py does on a GPU, within ten minutes
     python bench.py --parts=step --compile --dtype=bfloat16 # the largest step also compiled and in bfloat16
 
 Its peers are nanoGPT and, where they are installed, transformers and x-transformers. --peer names a folder
@@ -31,10 +32,10 @@ import sys
 import tempfile
 import time
 
-from configurator import configure, count, fail
+from configurator import configure, count, declared_settings, fail, scheme_options
 
 # ------------------------------------------------------------------------------------------------------------
-parts = 'step,schemes,sample,data,long' # what to measure; 'race' too, which needs a peer and takes minutes
+parts = 'step,schemes,sample,data,long' # what to measure; 'race' too, which needs a peer, or 'gpu'
 peer: str = None                # a checkout of nanoGPT; its model.py is executed
 repetitions: count = 15         # rounds; sample and long, whose turns are long, take at most 3
 out = 'bench.json'              # where the numbers go
@@ -54,13 +55,14 @@ from torch.nn import functional as F
 import model as ours
 from dataset import Dataset, prepare_if_missing, write_whole
 from machine import autocast, git_commit, pick_device
-from measure import (compiled_or_not, peak_memory, sum_of_losses, take_turns, token_losses, training_step,
-                     waiter, window_starts)
+from measure import (compiled_or_not, peak_memory, read_windows, step_times, sum_of_losses, take_turns,
+                     token_losses, training_step, utilisation, waiter, window_starts)
 from runs import need_folder
+from settle import settle
 from tables import last_line, named, table
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-PARTS = ('step', 'schemes', 'sample', 'data', 'long', 'race')
+PARTS = ('step', 'schemes', 'sample', 'data', 'long', 'race', 'gpu')
 VOCABULARY = 65                 # tinyshakespeare's
 SMALL = dict(n_layer=4, n_head=4, n_embd=128)               # nanoGPT's recipe for a CPU
 BABY = dict(n_layer=6, n_head=6, n_embd=384)                # its recipe for a GPU, "baby GPT"
@@ -267,11 +269,10 @@ def measure_sample(machine, rounds, seed, nanogpt=None, models=(BABY, SMALL), bl
 
 
 def gathered_batch(path, batch_size, block_size, machine):
-    """A batch as train.py draws it: one gather of windows, one copy to the device."""
+    """A batch as train.py draws it from large data: one gather of windows, one copy to the device."""
     tokens = np.memmap(path, dtype='<u2', mode='r')
     starts = torch.randint(len(tokens) - block_size, (batch_size,)).numpy()
-    windows = torch.from_numpy(tokens[starts[:, None] + np.arange(block_size + 1)].astype(np.int64))
-    windows = (windows.pin_memory() if machine.type == 'cuda' else windows).to(machine, non_blocking=True)
+    windows = read_windows(tokens, starts, block_size, machine)
     return windows[:, :-1], windows[:, 1:]
 
 
@@ -417,6 +418,48 @@ def measure_race(nanogpt, seed):
 
 
 # ------------------------------------------------------------------------------------------------------------
+# what train.py does on a GPU
+
+def measure_gpu(machine, seed, enough=240, loss=1.4697, **given):
+    """
+    Every scheme's training step with train.py's defaults, in one piece and compiled: seconds, the share of
+    the GPU's peak, memory. Then the seconds that rope takes to a validation loss of 1.4697 on tinyshakespeare
+    (what nanoGPT's page has for this model and data), in a run of as many steps as fit into `enough` seconds.
+
+    enough      seconds after which nothing more is compiled; given: other settings of train.py's
+    """
+    declared = {**declared_settings(os.path.join(HERE, 'train.py')), **scheme_options()}
+    start = settle({name: setting.value for name, setting in declared.items()}, given, machine)
+    begun, results, rows = time.perf_counter(), {}, []
+    tokens = start.settings['batch_size'] * start.settings['block_size']
+    for name, compiled in [(name, compiled) for compiled in (False, True) for name in ours.SCHEMES]:
+        if compiled and time.perf_counter() - begun > enough:
+            rows.append([f'{name}, compiled', 'no time left', '-', '-', '-'])
+            continue
+        args = {**start.model_args, 'vocab_size': VOCABULARY, 'position': name}
+        if machine.type == 'cuda':
+            torch.cuda.reset_peak_memory_stats(machine)
+        (seconds,) = step_times({name: args}, {**start.settings, 'compile': compiled},
+                                start.settings['block_size'], machine).values()
+        name, memory = name + ', compiled' * compiled, peak_memory(machine)
+        model = ours.GPT(ours.GPTConfig(**args)).to(machine)
+        mfu = utilisation(model, tokens, seconds, start.settings['dtype'])
+        results[name] = dict(seconds=seconds, per_second=tokens / seconds, mfu=mfu, peak_mb=memory)
+        rows.append([name, f'{1000 * seconds:,.2f}', f'{tokens / seconds:,.0f}', f'{mfu:.1%}' if mfu else '-',
+                     f'{memory:,.0f}'])
+    print(table(['a step of train.py', 'ms', 'tokens/s', 'MFU', 'peak MB'], rows) + '\n', flush=True)
+
+    step = results.get('rope, compiled', results['rope'])['seconds']
+    steps = max(min(start.settings['max_iters'], int(enough / step)), 20)
+    flags = [f'--{key}={value}' for key, value in given.items()]
+    log = train_ours(steps, math.ceil(steps / 20), seed, f'--device={machine}', *flags)
+    passing = time_of_passing(log, loss)
+    print(f'rope, {steps:,} steps in {log[-1][0]:.0f} s: validation loss {log[-1][1]:.4f}; {loss} was '
+          + ('never reached' if passing is None else f'reached after {passing:.1f} s') + '\n', flush=True)
+    return dict(steps=results, loss=loss, seconds_to_loss=passing, log=log)
+
+
+# ------------------------------------------------------------------------------------------------------------
 # what is left behind
 
 def describe_machine(machine, peer_folder):
@@ -462,7 +505,9 @@ def main():
         fail('race needs an opponent: name a checkout of nanoGPT, as in --peer=../nanoGPT')
     results, machine = read_results(out), pick_device(device)
     nanogpt = None if peer is None else load_peer(peer)
-    if 'race' in names:
+    if 'gpu' in names and machine.type == 'cpu':
+        fail('gpu measures a GPU, and PyTorch finds none here; choose other parts')
+    if 'race' in names or 'gpu' in names:
         prepare_if_missing('tinyshakespeare')
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     if machine.type == 'cuda':
@@ -479,12 +524,13 @@ def main():
         sample=lambda: measure_sample(machine, few, seed, nanogpt),
         data=lambda: measure_data(machine, repetitions, seed),
         long=lambda: measure_long(machine, few, seed),
-        race=lambda: measure_race(nanogpt, seed))
+        race=lambda: measure_race(nanogpt, seed),
+        gpu=lambda: measure_gpu(machine, seed))
     for name in names:
         where = describe_machine(CPU if name == 'race' else machine, peer)
         processor = where['gpu'] or where['cpu']
         print(f'## {name}: {processor}, {where["threads"]} threads, torch {where["torch"]}\n', flush=True)
-        rounds = {'sample': few, 'long': few, 'race': 1}.get(name, repetitions)
+        rounds = {'sample': few, 'long': few, 'race': 1, 'gpu': 1}.get(name, repetitions)
         results[name] = dict(machine=where, repetitions=rounds, results=measure[name]())
         content = json.dumps(results, indent=1)
         write_whole(out, lambda file: file.write(content.encode()))

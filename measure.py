@@ -55,7 +55,7 @@ def training_step(model, optimizers, batch, context, grad_clip, scaler=UNSCALED)
     overflow = scaler.is_enabled() and not norm.isfinite()      # in one gradient, and clipping has spread it
     for optimizer in optimizers:
         if not overflow:
-            optimizer.step()                            # scaler.step() would look at each one's gradients alone
+            optimizer.step()                # scaler.step() would look at each optimizer's gradients alone
         optimizer.zero_grad(set_to_none=True)
     scaler.update()
     return step_loss, norm

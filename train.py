@@ -247,7 +247,7 @@ while True:
     torch.manual_seed(int(np.random.SeedSequence((seed, run.iteration, rank)).generate_state(1)[0]))
     unread += training_step(model, optimizers, get_batch(), forward_context, grad_clip, scaler)
     run.iteration += 1
-    if (device.type == 'cpu' or run.iteration == max_iters      # on a GPU the next steps are ordered meanwhile
+    if (device.type == 'cpu' or run.iteration == max_iters      # a GPU is not to wait between its steps
             or any(run.iteration % interval == 0 for interval in (10, log_interval, eval_interval))):
         read_steps()
 

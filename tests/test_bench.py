@@ -11,7 +11,7 @@ import bench
 import model as ours
 from bench import take_turns
 from dataset import Dataset
-from harness import make_project, ran
+from harness import assert_refused, make_project, ran, run
 
 CPU = torch.device('cpu')
 TINY = dict(n_layer=1, n_head=2, n_embd=16)
@@ -214,6 +214,25 @@ def test_the_race_gives_both_the_same_time(peer, monkeypatch, capsys):
     assert result['time_ratio'] == pytest.approx(1.0) and result['ours']['val_loss'] == pytest.approx(2.0)
     assert result['seconds_to_pass'] == pytest.approx(12.5)
     assert "passed nanoGPT's last loss after 12.5 s" in capsys.readouterr().out
+
+
+def test_the_gpus_part_rehearsed_on_a_cpu(tmp_path, monkeypatch, capsys):
+    """The code of `--parts=gpu` with a tiny model, and a run that is really trained; there is no time for compiling."""
+    project = make_project(tmp_path / 'project')
+    os.rename(os.path.join(project, 'data', 'tiny'), os.path.join(project, 'data', 'tinyshakespeare'))
+    monkeypatch.setattr(bench, 'HERE', project)
+    tiny = dict(TINY, block_size=16, batch_size=2, eval_windows=4, eval_interval=10)
+    result = bench.measure_gpu(CPU, 1, enough=0, loss=3.0, **tiny)
+    assert list(result['steps']) == list(ours.SCHEMES)
+    for row in result['steps'].values():
+        assert row['seconds'] > 0 and row['per_second'] == pytest.approx(32 / row['seconds']) and row['peak_mb'] > 50 and row['mfu'] is None
+    assert len(result['log']) > 2 and 0 <= result['seconds_to_loss'] <= result['log'][-1][0] and result['log'][-1][1] < 3.0
+    printed = capsys.readouterr().out
+    assert 'rope, 20 steps in' in printed and '3.0 was reached after' in printed and printed.count('no time left') == len(ours.SCHEMES)
+
+
+def test_the_gpus_part_wants_a_gpu(tmp_path):
+    assert_refused(run(tmp_path, 'bench.py', '--parts=gpu', '--device=cpu'), 'finds none')
 
 
 # ----------------------------------------------------------------------------------------------------------------------
