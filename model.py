@@ -695,8 +695,8 @@ class GPT(nn.Module):
         with torch.autocast(idx.device.type, enabled=False):                        # positions stay float32
             embedding = scheme.embedding(queries)                                       # door 1
             angles = scheme.angles(queries, keys)                                       # door 2
-            bias = (scheme.consecutive_bias if positions is None else scheme.bias)(queries, keys)
-            blocks = self.blocks(bias, queries, keys, keep)                             # door 3
+            bias_of = scheme.consecutive_bias if positions is None else scheme.bias
+            blocks = self.blocks(bias_of(queries, keys), queries, keys, keep)           # door 3
         x = self.transformer.wte(idx)                                                   # (B, T, C)
         if embedding is not None:
             x = x + embedding.to(x.dtype)

@@ -95,6 +95,31 @@ def test_a_forward_pass_stays_on_the_device_and_never_waits(name, dtype, flash, 
     assert logits.device.type == loss.device.type == 'cuda' and logits.shape == (B, T, 17) and logits.dtype == dtype
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('name', EVERY)
+def test_the_fused_kernels_get_what_they_ask_for(name, dtype, fake, monkeypatch):
+    """
+    PyTorch's rules (sdp_utils.cpp, attention.cpp): flash attention takes no mask; the memory-efficient kernel takes one of the queries' type
+    whose rows are whole and begin at multiples of 8 (others it copies in every layer); all want q, k and v in rows, at multiples of 16 bytes.
+    """
+    calls, attend = [], torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, 'scaled_dot_product_attention', lambda *arguments, **options: calls.append(arguments) or
+                        attend(*arguments, **options))
+    model = make(name, n_embd=64, n_head=4)
+    if model.transformer.wpe.needs_weights:
+        pytest.skip('is written out')
+    with autocast(dtype):
+        model(tokens(B, 64), tokens(B, 64))
+    assert len(calls) == model.config.n_layer
+    for q, k, v, mask, _, is_causal in calls:
+        assert all(x.stride(-1) == 1 and x.storage_offset() * x.element_size() % 16 == 0 and x.dtype == dtype for x in (q, k, v))
+        with_mask = name in ('shaw', 'alibi', 't5', 'tupe')
+        assert is_causal != with_mask == (mask is not None)
+        if with_mask:
+            assert mask.dtype == dtype and mask.stride(-1) == 1 and all(stride % 8 == 0 for stride in mask.stride()[:-1])
+            assert mask.size(0) == (B if name == 'shaw' else 1) and mask.requires_grad == (name != 'alibi')
+
+
 @pytest.mark.parametrize('name', EVERY)
 def test_positions_with_gaps_stay_on_the_device(name, fake):
     model = make(name)
