@@ -54,9 +54,9 @@ def fail(message):
 
 
 def out_of_memory(error):
-    """Whether an error says that memory is short, in Python's way, NumPy's, or one of PyTorch's."""
-    return isinstance(error, MemoryError) or type(error).__name__ == 'OutOfMemoryError' or any(
-        words in str(error) for words in ("can't allocate memory", 'not enough memory', 'bad_alloc'))
+    """Whether an error says that memory is short: as Python does, the system, or PyTorch in its many ways."""
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in (
+        'allocate memory', 'not enough memory', 'out of memory', 'bad_alloc', 'alloc_failed'))
 
 
 def explain(kind, error, traceback):

@@ -191,14 +191,11 @@ def send(array, device):
 
 def keep_on_device(tokens, device):
     """All of `tokens` (uint16 array) as a tensor on the device, if there is room for so many; else None."""
-    return send(tokens.astype(np.int32), device) if len(tokens) <= MOST_KEPT else None
+    return torch.from_numpy(tokens.astype(np.int32)).to(device) if len(tokens) <= MOST_KEPT else None
 
 
 def read_windows(tokens, starts, length, device):
-    """
-    Windows of `length` tokens and the token behind them, (.., length + 1), from starts, (..). tokens: a
-    uint16 array, or what keep_on_device() made of it.
-    """
+    """Windows of `length` tokens, from an array or keep_on_device(), and the next token, (.., length + 1)."""
     if isinstance(tokens, torch.Tensor):
         return tokens[send(starts, device)[..., None] + torch.arange(length + 1, device=device)].long()
     return send(tokens[starts[..., None] + np.arange(length + 1)].astype(np.int64), device)

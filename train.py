@@ -182,8 +182,8 @@ def stop_for(fault, step):
 def read_steps():
     """
     Reads the losses of the steps since it was called last, and the requests to stop, of all processes. Ends a
-    run that is spoilt: nothing has been saved since. It waits for the device, and nothing else in training
-    does.
+    run that is spoilt: nothing has been saved since. Of a step nothing else waits for the device, but
+    float16's scaler.
     """
     global step_loss, stopping
     numbers = torch.stack(unread).tolist()              # a loss, its gradient's norm, a loss, ..

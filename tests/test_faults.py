@@ -150,6 +150,7 @@ def test_training_goes_on_unheard(reader, project):
     ('MemoryError', 2, ['not enough memory', 'smaller batch_size']),
     ('numpy._core._exceptions._ArrayMemoryError((50000, 1025), numpy.dtype(int))', 2, ['not enough memory', 'smaller batch_size']),
     ('RuntimeError("std::bad_alloc")', 2, ['not enough memory', 'smaller batch_size']),
+    ('OSError(12, "Cannot allocate memory")', 2, ['not enough memory', 'smaller batch_size']),
     ('KeyboardInterrupt', -signal.SIGINT, ['stopped']),
 ])
 def test_what_can_happen_at_any_moment_gets_one_line(fault, status, words, project):
