@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import SCALINGS, SCHEMES, SIZES
+from measure import training_step
 from model import GPT, GPTConfig
 
 EVERY = {**SCHEMES, **SCALINGS}
@@ -155,6 +156,19 @@ def test_a_training_step_stays_on_the_device(name, optimizer, fake):
         assert watcher.faults == []
     assert all(tensor.device.type == 'cuda' for one in optimizers for state in one.state.values()
                for tensor in state.values() if isinstance(tensor, torch.Tensor) and tensor.dim() > 0)
+
+
+@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
+def test_a_whole_step_of_training_never_waits(optimizer, fake, monkeypatch):
+    """Forward passes, clipping, optimizers (but no backward passes: PyTorch's engine wants a device): train.py waits where it reads losses."""
+    model = make('rope')
+    monkeypatch.setattr(torch.Tensor, 'backward', lambda loss: [setattr(parameter, 'grad', torch.zeros_like(parameter))
+                                                                for parameter in model.parameters()])
+    optimizers = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cuda', optimizer)
+    for _ in range(2):
+        with Watcher() as watcher:
+            loss, norm = training_step(model, optimizers, [(tokens(B, T), tokens(B, T))] * 2, contextlib.nullcontext(), 1.0)
+        assert watcher.faults == [] and loss.device.type == norm.device.type == 'cuda'
 
 
 @pytest.mark.parametrize('name', [name for name in EVERY if name != 'dynamic'])
