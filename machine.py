@@ -55,10 +55,13 @@ def choose_kernels(device, deterministic=False):
 
 
 def git_commit(folder=HERE):
-    """The commit that is checked out in a folder, and '-dirty' if files differ; '' where there is none."""
+    """The commit of a repository's top folder, and '-dirty' if files differ; '' for any other folder."""
+    def git(*words):
+        return subprocess.run(['git', *words], capture_output=True, text=True, cwd=folder).stdout.strip()
     try:
-        command = ['git', 'describe', '--always', '--dirty', '--abbrev=40']
-        return subprocess.run(command, capture_output=True, text=True, cwd=folder).stdout.strip()
+        if os.path.realpath(git('rev-parse', '--show-toplevel') or '/') != os.path.realpath(folder):
+            return ''                                   # unpacked inside another repository, or in none
+        return git('describe', '--always', '--dirty', '--abbrev=40')
     except OSError:                                     # no git here
         return ''
 

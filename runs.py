@@ -244,7 +244,7 @@ class Wandb:
         """Whatever ails wandb: one line, and training goes on."""
         try:
             act()
-        except Exception as error:
+        except (Exception, SystemExit) as error:        # it ends the script for a user's mistake
             self.run = None
             reason = (str(error) or type(error).__name__).splitlines()[0]
             say(f'wandb does not work ({reason}): training goes on without it')

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import subprocess
 import shutil
 
 import numpy as np
@@ -16,6 +17,7 @@ import measure
 from configurator import declared_settings, scheme_options
 from dataset import Dataset
 from settle import settle
+from machine import git_commit
 from model import GPT, SCHEMES, GPTConfig
 from harness import (ROOT, Terminal, assert_refused, command, contents, differences, differences_of_runs, make_project, read, read_log,
                      state, train, trained, without_times)
@@ -239,6 +241,20 @@ def test_what_a_run_leaves_behind(project):
     log = read_log(project, 'left')
     assert [row[:2] for row in log] == [[0, 0], [10, 640], [20, 1280], [30, 1920]]
     assert all(later[2] >= earlier[2] for earlier, later in zip(log, log[1:]))
+
+
+@pytest.mark.skipif(shutil.which('git') is None, reason='needs git')
+def test_a_commit_is_that_of_the_repositorys_own_top_or_none(tmp_path):
+    """Unpacked inside another repository, the code has no commit of its own: the outer one's would be wrong."""
+    inner = tmp_path / 'inner'
+    inner.mkdir()
+    (tmp_path / 'file').write_text('x')
+    for words in (['init', '-q'], ['add', 'file'], ['-c', 'user.name=a', '-c', 'user.email=a@b', 'commit', '-qm', 'one']):
+        subprocess.run(['git', *words], cwd=tmp_path, check=True)
+    commit = subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=tmp_path, capture_output=True, text=True).stdout.strip()
+    assert git_commit(tmp_path) == commit and git_commit(inner) == ''
+    (tmp_path / 'file').write_text('y')
+    assert git_commit(tmp_path) == commit + '-dirty'
 
 
 def test_a_run_is_not_overwritten(project):

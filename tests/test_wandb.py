@@ -76,10 +76,10 @@ def test_without_the_setting_wandb_is_not_imported(project, monkeypatch):
     assert 'wandb' not in run.out
 
 
-@pytest.mark.parametrize('ailment', ['not installed', 'does not start', 'fails midway', 'fails at the end'])
+@pytest.mark.parametrize('ailment', ['not installed', 'does not start', 'wants to end', 'fails midway', 'fails at the end'])
 def test_training_goes_on_without_it(ailment, project, monkeypatch):
     def init(**options):
-        raise RuntimeError('no route to host\nand a long story')
+        raise SystemExit('no key') if ailment == 'wants to end' else RuntimeError('no route to host\nand a long story')
 
     def fail_at(number):
         def log(*arguments, **options):
