@@ -26,7 +26,7 @@ import sys
 
 import numpy as np
 
-from configurator import cut, fail
+from configurator import fail
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
 GPT2_VOCABULARY = 50257
@@ -166,7 +166,7 @@ def make_folder(path):
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
-        fail(f'the folder {cut(path)} cannot be made ({error.strerror}); choose another')
+        fail(f'the folder {path} cannot be made ({error.strerror}); choose another')
 
 
 def write_whole(path, write):

@@ -319,9 +319,9 @@ def read_run(folder):
                               data=config['data'])
         check_config(run)
     except (FileNotFoundError, NotADirectoryError):
-        fail(f'{cut(folder)} holds no run: it has no config.json; name the folder of a finished run')
+        fail(f'{folder} holds no run: it has no config.json; name the folder of a finished run')
     except OSError as error:
-        fail(f'{cut(path)} cannot be read ({error.strerror}); check the path')
+        fail(f'{path} cannot be read ({error.strerror}); check the path')
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         there = any(os.path.exists(os.path.join(folder, file)) for file in ('last.pt', 'ckpt.pt'))
         remedy = (f'`python train.py --out_dir={folder} --init_from=resume` writes it again' if there else
