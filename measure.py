@@ -367,9 +367,8 @@ def code_version():
     version = hashlib.sha256(torch.__version__.encode())
     for name in ('model.py', 'rope_scaling.py', 'runs.py', 'dataset.py', 'measure.py',
                  'data/word_order/sentences.py'):
-        if os.path.exists(os.path.join(HERE, name)):
-            with open(os.path.join(HERE, name), 'rb') as file:
-                version.update(file.read())
+        with suppress(FileNotFoundError), open(os.path.join(HERE, name), 'rb') as file:
+            version.update(file.read())
     return version.hexdigest()
 
 

@@ -16,7 +16,7 @@ import torch
 from tables import T_QUANTILES, mean_and_error, paired_difference, window_spread
 from plots import OTHER_STYLE, STYLES, spread
 from runs import check_comparable, group_runs
-from harness import ROOT, assert_fails, assert_refused, command, make_project, read, read_log, run, state, write
+from harness import ROOT, assert_fails, assert_refused, command, make_project, read, read_log, run, state, without_times, write
 from model import SCHEMES
 from runs import load_checkpoint, make_model
 from test_measure import slow_loss
@@ -286,16 +286,30 @@ RESUME = '--init_from=resume` writes it again'
     ('log.csv', None, ['log.csv cannot be read (Is a directory)']),
     ('config.json', None, ['config.json cannot be read (Is a directory)'])])
 def test_a_damaged_run_is_one_line(project, tmp_path, file, edit, words):
-    run = os.path.join(tmp_path, 'run')
-    shutil.copytree(os.path.join(project.out, 'rope-seed1337'), run)
-    path = os.path.join(run, file)
+    folder = str(tmp_path / 'run')
+    shutil.copytree(os.path.join(project.out, 'rope-seed1337'), folder)
+    path = os.path.join(folder, file)
     if edit:
         write(path, edit(read(path).decode()))
     else:
         os.remove(path)
         os.mkdir(path)
-    done = run_compare(project.folder, run, f'--out_dir={tmp_path}', '--sweep_tokens=256')
-    assert_refused(done, *words)
+    assert_refused(run_compare(project.folder, folder, f'--out_dir={tmp_path}', '--sweep_tokens=256'), *words)
+
+
+def test_resuming_mends_what_the_line_says_it_mends(project, tmp_path):
+    run_folder = os.path.join(project.folder, 'out', 'mended')
+    shutil.copytree(os.path.join(project.out, 'rope-seed1337'), run_folder)
+    rows = read_log(project.folder, 'mended')
+    for file in ('config.json', 'log.csv'):
+        write(os.path.join(run_folder, file), 'junk')
+    flags = ['out/mended', f'--out_dir={tmp_path}', '--sweep_tokens=256']
+    refused = run_compare(project.folder, *flags)
+    assert_refused(refused, 'config.json is damaged')
+    remedy = re.search('`python (train.py .*)`', refused.err)[1].split()
+    assert run(project.folder, os.path.join(project.folder, remedy[0]), *remedy[1:]).code == 0
+    assert run_compare(project.folder, *flags).code == 0
+    assert without_times(read_log(project.folder, 'mended')) == without_times(rows)
 
 
 def test_kept_evaluations_that_were_changed_are_made_anew(project, tmp_path):
