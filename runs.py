@@ -270,9 +270,16 @@ NEEDED = ('position', 'seed', 'dataset', 'init_from', 'block_size', 'batch_size'
 OF_ITS_OWN = ('seed', *SCHEME_SETTINGS)                 # what may differ between runs that are compared
 
 
-def check_config(run):
-    """ValueError, with one sentence, unless what a run's config.json says can be what train.py wrote."""
-    declared = training_settings()
+def checked(config):
+    """
+    A config.json's settings, model_args and data. ValueError or TypeError, with one sentence, unless they
+    are of the kind that train.py writes.
+    """
+    parts = {name: isinstance(config, dict) and config.get(name)
+             for name in ('settings', 'model_args', 'data')}
+    if not all(isinstance(part, dict) for part in parts.values()):
+        raise ValueError('it lacks settings, model_args or data')
+    run, declared = SimpleNamespace(**parts), training_settings()
     for name in NEEDED:
         if run.settings.get(name) is None:
             raise ValueError(f'it lacks the setting {name}')
@@ -282,6 +289,7 @@ def check_config(run):
         if run.model_args.get(name, value) != value:
             raise ValueError(f'settings and model_args differ in {name}')
     run.model_args = vars(GPTConfig(**run.model_args))
+    return run
 
 
 def read_log(folder):
@@ -296,17 +304,16 @@ def read_log(folder):
                                     seconds=float(row['seconds']), val_loss=float(row['val_loss']))
                     for row in csv.DictReader(file)]
         steps = [row.iteration for row in rows]
-        if steps != sorted(set(steps)):
-            raise ValueError('its steps are not in order')
-        if not all(0 <= number < TOO_LARGE for row in rows for number in vars(row).values()):     # or NaN
-            raise ValueError('a number is none, or beyond reason')
+        if steps != sorted(set(steps)) or not all(
+                0 <= number < TOO_LARGE for row in rows for number in vars(row).values()):      # nor is NaN
+            raise ValueError
         return rows
     except FileNotFoundError:
         return []
     except OSError as error:
         fail(f'{path} cannot be read ({error.strerror}); check the file')
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        fail(f'{path} is damaged ({cut(str(error))}); resume the run, which writes it again')
+    except (ValueError, KeyError, TypeError, csv.Error):
+        fail(f'{path} is damaged: it is no table of steps and losses; resume the run, which writes it again')
 
 
 def read_run(folder):
@@ -315,14 +322,13 @@ def read_run(folder):
     try:
         with open(path, encoding='utf-8') as file:
             config = json.load(file)
-        run = SimpleNamespace(folder=folder, settings=config['settings'], model_args=config['model_args'],
-                              data=config['data'])
-        check_config(run)
+        run = checked(config)
+        run.folder = folder
     except (FileNotFoundError, NotADirectoryError):
         fail(f'{folder} holds no run: it has no config.json; name the folder of a finished run')
     except OSError as error:
         fail(f'{path} cannot be read ({error.strerror}); check the path')
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:      # no JSON, nested beyond reason, checked()'s
         there = any(os.path.exists(os.path.join(folder, file)) for file in ('last.pt', 'ckpt.pt'))
         remedy = (f'`python train.py --out_dir={folder} --init_from=resume` writes it again' if there else
                   'there is no checkpoint to resume either: train the run again, in another folder')
