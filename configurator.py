@@ -128,9 +128,8 @@ def evaluate(node):
 def suits(value, setting):
     """Whether a value is of the setting's type, and within its limits."""
     kind, _, least, too_much = KINDS[setting.kind]
-    if value is None:
-        return setting.optional
-    return type(value) is kind and least <= value and (too_much is None or value < too_much)
+    return setting.optional if value is None else (
+        type(value) is kind and least <= value and (too_much is None or value < too_much))
 
 
 def convert(what, text, tree, setting):

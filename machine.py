@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from configurator import HERE, fail
 
-END_WITH_STDIN = 'END_WITH_STDIN'     # the name in the environment, see end_with_stdin()
+END_WITH_STDIN = 'END_WITH_STDIN'       # the name in the environment, see end_with_stdin()
 LOCKS = []                              # what lock() holds: open files, which the system closes in the end
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
@@ -118,15 +118,13 @@ def say(text):
 
 def lock(folder):
     """Keeps a folder for this process until it ends, be it by a kill. One line if another process has it."""
-    try:
+    with contextlib.suppress(ImportError, OSError):     # there may be no locks here
         import fcntl
-        held = os.open(folder, os.O_RDONLY)
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        fail(f'another process is writing to {folder}; wait for its end, or choose another --out_dir')
-    except (ImportError, OSError):                      # there are no locks here
-        return
-    LOCKS.append(held)
+        LOCKS.append(os.open(folder, os.O_RDONLY))
+        try:
+            fcntl.flock(LOCKS[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(f'another process is writing to {folder}; wait for its end, or choose another --out_dir')
 
 
 def end_with_stdin():
