@@ -129,7 +129,7 @@ def step_times(models, settings, block_size, device):
     return {name: min(turns) for name, turns in take_turns(steps, 40, waiter(device), enough=20).items()}
 
 
-# What GPUs reach in half precision with dense matrices, in FLOP/s, by words of their names; the first that fits
+# What GPUs reach in half precision, in FLOP/s, by words of their names; the first that fits
 PEAKS = {'H200': 989e12, 'H100 PCIe': 756e12, 'H100': 989e12, 'A100': 312e12, 'L40S': 362e12, 'L40': 181e12,
          'L4': 121e12, 'A10G': 70e12}
 
@@ -143,8 +143,8 @@ def peak_flops(name):
 def utilisation(model, tokens, seconds, dtype):
     """
     Model FLOPs utilisation (MFU): the share of a GPU's peak that the model's own arithmetic uses (PaLM paper,
-    appendix B), when it trains on so many tokens in so many seconds; nanoGPT's estimate_mfu. None where the peak
-    is not known.
+    appendix B), when it trains on so many tokens in so many seconds; nanoGPT's estimate_mfu. None where the
+    peak is not known.
     """
     device, config = model.lm_head.weight.device, model.config
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == 'cuda' else None

@@ -61,8 +61,8 @@ def rescale(theta, base, scaling='none', factor=1.0, original_length=None, lengt
 
 def ntk(theta, factor):
     """
-    What the base  base * factor^(d/(d-2))  makes of theta: theta_i * factor^(-2i/(d-2)). So the fastest wave, i = 0, is kept, and
-    the slowest, i = d/2 - 1, is divided by factor exactly; that is where d/(d-2) comes from.
+    What the base  base * factor^(d/(d-2))  makes of theta: theta_i * factor^(-2i/(d-2)). So the fastest wave,
+    i = 0, is kept, and the slowest, i = d/2 - 1, is divided by factor exactly: that is where d/(d-2) is from.
 
     >>> ntk(torch.ones(4), 4.0)
     tensor([1.0000, 0.6300, 0.3969, 0.2500])
