@@ -20,6 +20,7 @@ import functools
 import glob
 import io
 import keyword
+import math
 import operator
 import os
 import re
@@ -28,6 +29,8 @@ import time
 import tokenize
 import warnings
 from collections import namedtuple
+
+from streams import open_text, set_up_streams
 
 count = int                     # annotates a whole number of at least 1
 share = float                   # annotates a number of at least 0 and below 1
@@ -82,6 +85,7 @@ ARITHMETIC = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
               ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
               ast.UAdd: operator.pos, ast.USub: operator.neg}
 NO_VALUE = object()             # stands for what evaluate() does not evaluate
+LARGEST_CONFIG = 2 ** 16        # bytes
 DEEPEST = 100                   # operators, brackets and keywords in an assignment: nothing else nests
 
 
@@ -162,10 +166,10 @@ def parse(name, text, setting):
 # ------------------------------------------------------------------------------------------------------------
 # what a script declares, and config files
 
-def read_source(path, what='the config file'):
+def read_source(path, what='the config file', largest=math.inf):
     """The text of a Python file (UTF-8), or one line."""
     try:
-        with open(path, encoding='utf-8-sig') as file:  # -sig: without the byte order mark of some editors
+        with open_text(path, largest) as file:
             return file.read()
     except UnicodeDecodeError:
         fail(f'{what} {path} is not UTF-8 text; save it as UTF-8, or name another')
@@ -221,7 +225,8 @@ def training_settings():
 
 def read_config(path, settings):
     """The assignments of one config file, checked against `settings`: {name: value}."""
-    source, values = read_source(path), {}
+    source, values = read_source(path, largest=LARGEST_CONFIG), {}
+    lines = [line.encode() for line in source.split('\n')]      # ast counts columns in bytes
     try:
         body = syntax_tree(source, 'exec').body
     except (SyntaxError, ValueError) as error:
@@ -234,7 +239,8 @@ def read_config(path, settings):
         targets = node.targets if isinstance(node, ast.Assign) else []
         if [type(target) for target in targets] != [ast.Name]:
             fail(f'{where}: a config file holds only assignments such as `n_layer = 4`; remove this')
-        name, text = targets[0].id, ast.get_source_segment(source, node.value)
+        end = node.value.end_col_offset if node.value.end_lineno == node.value.lineno else None
+        name, text = targets[0].id, lines[node.value.lineno - 1][node.value.col_offset:end].decode()
         need_known(name, settings, where)
         values[name] = convert(f'{where}: {name}', text, lambda: node.value, settings[name])
     return values
@@ -266,8 +272,7 @@ def configure(variables, path, arguments_are='config files', passed_on=None, mor
     Returns all settings; given, those named in files or flags, passed_on ones too; and the plain arguments.
     """
     sys.excepthook = explain
-    if hasattr(sys.stdout, 'reconfigure'):
-        sys.stdout.reconfigure(errors='backslashreplace')   # what a terminal cannot show is no reason to stop
+    set_up_streams()
     settings = {**declared_settings(path), **(more or {})}
     accepted = {**(passed_on or {}), **settings}
     arguments, flags, words = [], {}, sys.argv[1:]

@@ -27,12 +27,14 @@ import sys
 import numpy as np
 
 from configurator import fail
+from streams import open_text
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
 GPT2_VOCABULARY = 50257
 LARGEST_VOCABULARY = 2 ** 16                    # what uint16 can number
 FEWEST_TOKENS = 65                              # of either part: a window of 64, and the one that follows
 PREPARED_UNASKED = ('shakespeare_bpe', 'shakespeare_char', 'tinyshakespeare', 'word_order')     # safe to run
+LARGEST_META = 2 ** 24                          # bytes
 LARGEST_HASHED = 2 ** 28                        # bytes; of larger .bin files the size alone is checked
 
 
@@ -57,11 +59,12 @@ class CharTokenizer:
 
     def encode(self, text):
         code_points = np.frombuffer(text.encode('utf-32-le', errors='surrogatepass'), dtype='<u4')
-        unknown = np.setdiff1d(code_points, self.code_points)
-        if len(unknown):
-            raise ValueError(f'the vocabulary has no character {chr(unknown[0])!r}; use only '
+        ids = np.searchsorted(self.code_points, code_points).astype(np.uint16)
+        unknown = self.code_points.take(ids, mode='clip') != code_points
+        if unknown.any():
+            raise ValueError(f'the vocabulary has no character {chr(code_points[unknown][0])!r}; use only '
                              f'{shown(self.characters)}')
-        return np.searchsorted(self.code_points, code_points).astype(np.uint16)
+        return ids
 
     def decode(self, ids):
         return ''.join(self.characters[id] for id in ids)
@@ -95,7 +98,7 @@ class WordTokenizer:
         return ''.join(self.words[id] for id in ids)
 
     def decode_bytes(self, ids):
-        return self.decode(ids).encode('utf-8')
+        return self.decode(ids).encode('utf-8', errors='surrogatepass')
 
     def to_dict(self):
         return {'kind': 'word', 'words': self.words}
@@ -206,37 +209,72 @@ def write_together(files):
                 os.remove(part)
 
 
-def write_dataset(folder, train_text, val_text, tokenizer, source, keep_text=True, notes=None):
+def check_place(folder, text):
+    """
+    One line if a data set in the folder would replace what is none's. text: the input.txt to be written, or
+    None. In a script's own folder .bin files may be what a crash has left.
+    """
+    before, foreign, kept = None, [], os.path.join(folder, 'input.txt')
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        with open_text(os.path.join(folder, 'meta.json'), LARGEST_META) as file:
+            before = json.load(file)['sha256']['text']
+    if not before and os.path.realpath(folder) != os.path.dirname(os.path.realpath(sys.argv[0])):
+        foreign = [name for name in ('train.bin', 'val.bin', 'meta.json')
+                   if os.path.lexists(os.path.join(folder, name))]
+    if text is not None and os.path.isfile(kept):
+        with open(kept, 'rb') as file:
+            found = hashlib.file_digest(file, 'sha256').hexdigest()
+        foreign += ['input.txt'] * (found not in (before, hashlib.sha256(text).hexdigest()))
+    if foreign:
+        fail(f'{folder} holds {", ".join(foreign)} of another origin, which would be replaced; choose '
+             'another --folder, or move that away')
+
+
+def write_dataset(folder, train_text, val_text, tokenizer, source, keep_text=True, notes=None,
+                  if_short='give more'):
     """
     Writes a data set of the two texts, or ends the script with one line and leaves the folder as it was.
 
+    texts       each as a whole, or, unless keep_text, as an iterator of pieces, the first one's read first
     source      one sentence: where the text is from, and which part of it is held out
     keep_text   whether to write input.txt too
     notes       whatever else meta.json should say: plain JSON
+    if_short    the remedy for a text that is too short
     Returns meta.json's content.
     """
     if tokenizer.vocab_size > LARGEST_VOCABULARY:
         fail(f'the text has {tokenizer.vocab_size:,} distinct characters, and at most {LARGEST_VOCABULARY:,} '
              'fit; use --tokenizer=gpt2')
-    ids = {'train.bin': tokenizer.encode(train_text), 'val.bin': tokenizer.encode(val_text)}
-    for name, part in (('train.bin', 'training'), ('val.bin', 'validation')):
-        if len(ids[name]) < FEWEST_TOKENS:
-            fail(f'the text is too short: its {part} part has {len(ids[name])} tokens and needs '
-                 f'{FEWEST_TOKENS}; give more')
-    contents = {name: array.astype('<u2').tobytes() for name, array in ids.items()}
-    text = (train_text + val_text).encode('utf-8')
-    meta = {'tokenizer': tokenizer.to_dict(), 'vocab_size': tokenizer.vocab_size,
-            'train_tokens': len(ids['train.bin']), 'val_tokens': len(ids['val.bin']), 'source': source,
-            'sha256': {'text': hashlib.sha256(text).hexdigest(),
-                       **{name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}}}
-    if notes:
-        meta['notes'] = notes
-    if keep_text:
-        contents['input.txt'] = text
-    contents['meta.json'] = (json.dumps(meta, indent=1) + '\n').encode('ascii')
+    text = (train_text + val_text).encode() if keep_text else None
+    check_place(folder, text)
+    counts, hashes = {}, {name: hashlib.sha256() for name in ('text', 'train.bin', 'val.bin')}
+    meta = {'tokenizer': tokenizer.to_dict(), 'vocab_size': tokenizer.vocab_size}
+
+    def write_ids(name, part, pieces, file):
+        counts[name] = 0
+        for piece in [pieces] if isinstance(pieces, str) else pieces:
+            ids = tokenizer.encode(piece).astype('<u2').tobytes()
+            file.write(ids)
+            counts[name] += len(ids) // 2
+            hashes[name].update(ids)
+            hashes['text'].update(piece.encode())
+        if counts[name] < FEWEST_TOKENS:
+            fail(f'the text is too short: its {part} part has {counts[name]} tokens and needs '
+                 f'{FEWEST_TOKENS}; {if_short}')
+
+    def write_meta(file):
+        meta.update(train_tokens=counts['train.bin'], val_tokens=counts['val.bin'], source=source,
+                    sha256={name: found.hexdigest() for name, found in hashes.items()})
+        meta.update({'notes': notes} if notes else {})
+        file.write((json.dumps(meta, indent=1) + '\n').encode('ascii'))
+
     make_folder(folder)
-    write_together({os.path.join(folder, name): lambda file, content=content: file.write(content)
-                    for name, content in contents.items()})
+    writers = {'train.bin': functools.partial(write_ids, 'train.bin', 'training', train_text),
+               'val.bin': functools.partial(write_ids, 'val.bin', 'validation', val_text)}
+    if keep_text:
+        writers['input.txt'] = lambda file: file.write(text)
+    writers['meta.json'] = write_meta
+    write_together({os.path.join(folder, name): write for name, write in writers.items()})
     print(f'{folder}: {meta["train_tokens"]:,} training tokens, {meta["val_tokens"]:,} validation tokens, '
           f'vocabulary of {meta["vocab_size"]:,}')
     return meta
@@ -249,14 +287,23 @@ def is_count(value):
     return type(value) is int and value > 0
 
 
+def check_whose(folder):
+    """One line if a folder without meta.json is one of nanoGPT's."""
+    if any(os.path.exists(os.path.join(folder, name)) for name in ('train.bin', 'val.bin', 'meta.pkl')):
+        fail(f'{folder} has no meta.json, but what nanoGPT leaves in its data folders, which cannot be read '
+             'yet; prepare the text anew: `python data/text/prepare.py --input=FILE --folder=NEW`, then '
+             '--dataset=NEW')
+
+
 def read_meta(folder):
     """meta.json's content, checked against the .bin files. One line if anything does not fit."""
     path = os.path.join(folder, 'meta.json')
     remedy = 'run its prepare.py again'
     try:
-        with open(path, encoding='utf-8') as file:
+        with open_text(path, LARGEST_META) as file:
             meta = json.load(file)
     except FileNotFoundError:
+        check_whose(folder)
         fail(f'{path} does not exist, so there is no data set; run its prepare.py')
     except OSError as error:
         fail(f'{path} cannot be read ({error.strerror}); check the path')
@@ -316,16 +363,36 @@ class Dataset:
             fail(error)
 
 
+def read_ids(tokens, places, vocab_size):
+    """
+    The ids at some places of what Dataset.tokens() returns, int64. One line if one is beyond the vocabulary:
+    of large files that shows only here.
+    """
+    ids = tokens[places].astype(np.int64)
+    if ids.max() >= vocab_size:
+        fail(f'{getattr(tokens, "filename", "the data")} was made by another tokenizer: id {ids.max()} is '
+             f'beyond its {vocab_size:,} tokens; run its prepare.py again')
+    return ids
+
+
 def data_folder(name):
-    """A data set's folder, data/<name> beside this file, wherever the script runs. One line if unknown."""
+    """
+    A data set's folder: data/<name> beside this file, wherever the script runs; or any folder, by a path such
+    as ./mine. One line if there is none.
+    """
     names = sorted(entry for entry in os.listdir(DATA) if any(
-        os.path.exists(os.path.join(DATA, entry, file)) for file in ('meta.json', 'prepare.py')))
-    if name not in names:
-        nearest = difflib.get_close_matches(os.path.basename(name.rstrip('/')), names, n=2)   # data/NAME
-        remedy = (f'did you mean {" or ".join(nearest)}?' if nearest else
-                  f'there are {", ".join(names)}; data/text is for a file of your own')
-        fail(f'there is no data set {name!r}; {remedy}')
-    return os.path.join(DATA, name)
+        os.path.exists(os.path.join(DATA, entry, file)) for file in ('meta.json', 'train.bin', 'prepare.py')))
+    if name in names:
+        return os.path.join(DATA, name)
+    above, last = os.path.split(name.rstrip('/'))
+    nearest = difflib.get_close_matches(last, names, n=2)
+    if os.path.isdir(name) and (above or name != last) and not (above == 'data' and nearest):
+        return name
+    remedy = (f'did you mean {" or ".join(nearest)}?' if nearest else
+              'check the path, or write it out where it begins with ~' if above else
+              f'did you mean ./{name}?' if os.path.isdir(name) and name[0] != '.' else
+              f'there are {", ".join(names)}; data/text is for a file of your own')
+    fail(f'there is no data set {name!r}; {remedy}')
 
 
 def prepare_if_missing(name):
@@ -337,8 +404,12 @@ def prepare_if_missing(name):
     folder = data_folder(name)
     if not os.path.exists(os.path.join(folder, 'meta.json')):
         if name not in PREPARED_UNASKED:
-            fail(f'the data set {name} is not there yet; run `python data/{name}/prepare.py` first (with '
-                 '--help it lists its settings)')
+            check_whose(folder)
+            place = folder if folder == name else f'data/{name}'
+            script = f'{place}/prepare.py' if os.path.exists(os.path.join(folder, 'prepare.py')) else (
+                f'data/text/prepare.py --input=FILE --folder={place}')
+            fail(f'the data set {name} is not there yet; run `python {script}` first (with --help it lists '
+                 'its settings)')
         print(f'data set {name} is not there yet: running data/{name}/prepare.py', flush=True)
         done = subprocess.run([sys.executable, os.path.join(folder, 'prepare.py')])
         if done.returncode != 0:

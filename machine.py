@@ -112,11 +112,7 @@ def sum_over_processes(device, *numbers):
 def say(text):
     """Prints once, whatever the number of processes, and around a progress bar."""
     if rank_and_world_size()[0] == 0:
-        try:
-            tqdm.write(text)
-            sys.stdout.flush()  # what follows may take long, and the output may be a file
-        except OSError:         # its reader has gone, as in `| head`, or its disk is full: go on unheard
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        tqdm.write(text)
 
 
 def lock(folder):

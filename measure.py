@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from configurator import fail
-from dataset import write_whole
+from dataset import LARGEST_VOCABULARY, read_ids, write_whole
 from machine import autocast
 from model import GPT, GPTConfig
 from runs import load_checkpoint, make_model, open_data
@@ -194,11 +194,11 @@ def keep_on_device(tokens, device):
     return torch.from_numpy(tokens.astype(np.int32)).to(device) if len(tokens) <= MOST_KEPT else None
 
 
-def read_windows(tokens, starts, length, device):
+def read_windows(tokens, starts, length, device, vocab_size=LARGEST_VOCABULARY):
     """Windows of `length` tokens, from an array or keep_on_device(), and the next token, (.., length + 1)."""
     if isinstance(tokens, torch.Tensor):
         return tokens[send(starts, device)[..., None] + torch.arange(length + 1, device=device)].long()
-    return send(tokens[starts[..., None] + np.arange(length + 1)].astype(np.int64), device)
+    return send(read_ids(tokens, starts[..., None] + np.arange(length + 1), vocab_size), device)
 
 
 @torch.inference_mode()
@@ -217,7 +217,7 @@ def sum_of_losses(model, tokens, starts, block_size, batch_size, device, context
     for length in np.unique(lengths)[::-1]:
         same = starts[lengths == length]
         for i in range(0, len(same), batch_size):
-            windows = read_windows(tokens, same[i:i + batch_size], length, device)
+            windows = read_windows(tokens, same[i:i + batch_size], length, device, model.config.vocab_size)
             with context:
                 _, loss = model(windows[:, :-1], windows[:, 1:])
             predicted = windows[:, 1:].numel()
@@ -258,7 +258,7 @@ def token_losses(model, tokens, length, device, context, stride=None):
     for width in np.unique(lengths):
         same = np.flatnonzero(lengths == width)
         for numbers in np.split(same, range(batch_size, len(same), batch_size)):
-            windows = read_windows(tokens, starts[numbers], width, device)
+            windows = read_windows(tokens, starts[numbers], width, device, model.config.vocab_size)
             cache = model.make_cache(len(windows)) if piece < width else None
             pieces = []                                 # (windows, piece) each
             for begin in range(0, width, piece):

@@ -24,6 +24,7 @@ from configurator import TOO_LARGE, cut, fail, scheme_options, suits, training_s
 from dataset import Dataset, data_folder, make_folder, write_whole
 from machine import git_commit, rank_and_world_size, say
 from model import GPT, GPTConfig
+from streams import open_text
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -320,7 +321,7 @@ def read_run(folder):
     """A run, by config.json and log.csv: settings, model_args, data, log, finished. One line if none."""
     path = os.path.join(folder, 'config.json')
     try:
-        with open(path, encoding='utf-8') as file:
+        with open_text(path, largest=2 ** 24) as file:
             config = json.load(file)
         run = checked(config)
         run.folder = folder

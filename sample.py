@@ -6,13 +6,13 @@ Text from a trained run, streamed as it is made; or the same prompt through seve
     python sample.py out/rope --rope_scaling=yarn --rope_factor=4 --context=512
 """
 import codecs
-import functools
 import glob
 import math
 import os
 import signal
 
 from configurator import configure, count, fail
+from streams import Output, open_text
 
 # ------------------------------------------------------------------------------------------------------------
 out_dir: str = None             # the run; several can be named without a flag
@@ -44,7 +44,7 @@ if not runs:
     fail('which run? name one or more, as in: python sample.py ' + (there or 'out/rope (train it first)'))
 if start.startswith('FILE:'):
     try:
-        with open(start[5:], encoding='utf-8') as file:
+        with open_text(start[5:], largest=2 ** 24) as file:
             start = file.read()
     except UnicodeDecodeError:
         fail(f'the prompt file {start[5:]!r} is not UTF-8 text; save it as UTF-8, or name another')
@@ -69,7 +69,13 @@ changes = {name: settings[name] for name in ('rope_scaling', 'rope_factor', 'rop
            if settings[name] is not None}
 
 NAME_THE_DATA = 'name the data set that it was trained on, such as --dataset=tinyshakespeare'
-write = functools.partial(print, end='', flush=True)
+
+
+def write(text):
+    """Writes a piece of the text at once. One line if it would be lost, as on a full disk."""
+    print(text, end='', flush=True)
+    if 1 in Output.faults:
+        fail(f'the text cannot be written ({Output.faults[1].strerror}); see where the output goes')
 
 
 def tokenizer_of(checkpoint):
@@ -94,14 +100,18 @@ def load(run):
              f'not {context}')
     try:
         tokenizer = tokenizer_of(checkpoint)
-        prompt = tokenizer.encode(start)
     except ValueError as error:
         fail(f'{path}: {error}')
+    try:
+        prompt = torch.from_numpy(tokenizer.encode(start).astype('int64'))
+    except ValueError as error:
+        if 'start' in given:
+            fail(f'{path}: {error}')
+        prompt = torch.tensor([0])                      # a text without line breaks: its first token will do
     if not tokenizer.vocab_size <= model.config.vocab_size < tokenizer.vocab_size + 64:     # padded, perhaps
         fail(f'{path}: the tokenizer has {tokenizer.vocab_size} tokens and the model '
              f'{model.config.vocab_size}, so they do not belong together; {NAME_THE_DATA}')
-    prompt = torch.from_numpy(prompt.astype('int64'))[None].to(device)
-    return model, tokenizer, prompt, checkpoint.get('best_val_loss', math.nan)
+    return model, tokenizer, prompt[None].to(device), checkpoint.get('best_val_loss', math.nan)
 
 
 loaded = [(run, *load(run)) for run in runs]            # all first: a mistake in the last one shows at once
@@ -118,12 +128,12 @@ for run, model, tokenizer, prompt, val_loss in loaded:
         write(f'=== {run}: {model.config.position}, validation loss {val_loss:.4f} ===\n')
     if compile:
         model.forward = torch.compile(model.forward, dynamic=True)
-    for number in range(num_samples):
-        generator = torch.Generator(device).manual_seed(seed + number)
+    generator = torch.Generator(device).manual_seed(seed)       # of all samples: no other seed repeats one
+    for _ in range(num_samples):
         decoder = codecs.getincrementaldecoder('utf-8')(errors='replace')   # a token may be half a letter
-        write(start)
+        write(tokenizer.decode(prompt[0]))
         with forward_context:
-            for token in model.stream(prompt, max_new_tokens, temperature, top_k, top_p, context, generator):
-                if token.item() < tokenizer.vocab_size:             # beyond it is padding, which is no text
-                    write(decoder.decode(tokenizer.decode_bytes([token.item()])))
+            for token in model.stream(prompt, max_new_tokens, temperature, top_k, top_p, context, generator,
+                                      tokenizer.vocab_size):
+                write(decoder.decode(tokenizer.decode_bytes([token.item()])))
         write(decoder.decode(b'', final=True) + '\n' + '-' * 15 + '\n')

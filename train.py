@@ -21,7 +21,7 @@ init_from = 'scratch'           # 'scratch'; 'resume': go on in out_dir; or the 
 overwrite = False               # replace the run that out_dir already holds
 seed = 1337                     # of weights, batches and dropout: one seed, the same batches for all schemes
 # the data
-dataset = 'shakespeare_char'    # shakespeare_char, shakespeare_bpe, tinyshakespeare, word_order or text
+dataset = 'shakespeare_char'    # shakespeare_char, shakespeare_bpe, tinyshakespeare, word_order, text; a path
 block_size: count = None        # tokens in a sequence
 batch_size: count = None        # sequences in a micro-batch
 gradient_accumulation_steps: count = 1  # micro-batches in a step, over all processes
@@ -113,7 +113,7 @@ def get_batch():
     tokens = tokens_of('train')
     starts = torch.randint(len(tokens) - block_size, (gradient_accumulation_steps, batch_size),
                            generator=batch_generator).numpy()
-    windows = read_windows(tokens, starts[rank::world_size], block_size, device)
+    windows = read_windows(tokens, starts[rank::world_size], block_size, device, data.vocab_size)
     return [(micro_batch[:, :-1], micro_batch[:, 1:]) for micro_batch in windows]
 
 
@@ -227,7 +227,7 @@ while True:
         if not math.isfinite(val_loss):
             stop_for(f'the validation loss is {val_loss}', run.iteration)
         progress.clear()        # should the disk be full, its message stands on a line of its own
-        if not sys.stderr.isatty():
+        if not (sys.stdout.isatty() and sys.stderr.isatty()):     # there the bar says it
             trained = f', training {run.training_loss():.4f}' if run.loss_count else ''
             say(f'step {run.iteration}: validation loss {val_loss:.4f}{trained}, {run.seconds:.0f} s')
         improved, run.best_val_loss = val_loss < run.best_val_loss, min(val_loss, run.best_val_loss)

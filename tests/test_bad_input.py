@@ -56,8 +56,11 @@ TRAIN = [
     ('--dtype=fp16', 'dtype', 'float32, bfloat16, float16', "'fp16'"),
     # the data set
     ('--dataset=data/tiny', 'no data set', 'did you mean tiny'),
+    ('--dataset=config', 'no data set', 'did you mean ./config'),
+    ('--dataset=./config', 'not there yet', 'data/text/prepare.py --input=FILE --folder=./config'),
+    ('--dataset=/none/such', 'no data set', 'check the path'),
     ('--dataset=unprepared', 'not there yet', 'python data/unprepared/prepare.py'),
-    ('--dataset=nanogpt', "'nanogpt'", 'tiny'),                         # a folder with nanoGPT's files
+    ('--dataset=nanogpt', 'no meta.json', 'nanoGPT', 'data/text/prepare.py'),      # a folder with nanoGPT's files
     ('--dataset=truncated', 'train.bin', 'bytes', 'prepare.py'),
     ('--dataset=foreign', 'train.bin', 'another tokenizer', 'prepare.py'),
     ('--block_size=4000', 'val part of tiny', '3001 tokens', 'block_size'),
@@ -157,7 +160,9 @@ PREPARE = [     # (script and what is typed behind its name, words)
     ('text --input=config', 'config', 'directory', 'check the path'),
     ('text --input=latin.py', 'latin.py is not UTF-8', 'iconv'),
     ('text --input=empty.txt', 'empty.txt is empty', 'give a file with text'),
-    ('text --input=short.txt', 'too short', 'give more'),
+    ('text --input=short.txt', 'too short', 'give more', '--val_fraction'),
+    ('text --input=own.txt --val_fraction=0.001', 'too short', '--val_fraction'),
+    ('text --input=own.txt --val_fraction=0', 'too short', '--val_fraction'),
     ('text --input=own.txt --val_fraction=1.5', 'val_fraction', '1.5'),
     ('text --input=own.txt --tokenizer=bpe', 'tokenizer', "'char' or 'gpt2'"),
     ('text --input=many.txt', '--tokenizer=gpt2'),
@@ -329,7 +334,7 @@ def test_nested_values_are_refused_in_one_line(project, kind, depth, frames):
     text = {'signs': value + ' / 3', 'brackets': value + ' / 3', 'sums': value + ' - 0.5', 'lists': value}[kind]
     write(os.path.join(project, 'my.py'), f'# a comment\nn_layer = {text}\n')
     for flags in (['my.py'], [f'--n_layer={text}']):
-        assert_refused(from_depth(frames, run, project, 'train.py', *NEW, *flags), 'my.py, line' if flags == ['my.py'] else '--n_layer')
+        assert_refused(from_depth(frames, run, project, 'train.py', *NEW, *flags), 'my.py' if flags == ['my.py'] else '--n_layer')
 
 
 # ----------------------------------------------------------------------------------------------------------------------

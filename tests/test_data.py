@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pickle
+import random
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import sys
 import numpy as np
 import pytest
 
-from harness import HERE, ROOT, assert_fails, assert_refused, command, contents, make_data, read
+from harness import HERE, ROOT, TINY, assert_fails, assert_refused, command, contents, make_data, read, run
 
 for folder in ('shakespeare_char', 'word_order'):
     sys.path.insert(0, os.path.join(ROOT, 'data', folder))
@@ -24,6 +25,7 @@ import dataset
 import plays
 import sentences
 from dataset import BPETokenizer, CharTokenizer, Dataset, WordTokenizer, make_tokenizer
+from streams import whole_words
 
 
 def prepare(name, *flags, cwd):
@@ -366,6 +368,105 @@ def test_a_missing_data_set_prepares_itself(tmp_path, monkeypatch, capfd):
         with pytest.raises(SystemExit) as stop:
             dataset.prepare_if_missing(name)
         assert stop.value.code == 2
+
+
+def test_a_data_set_may_lie_anywhere(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    small_dataset(tmp_path / 'mine' / 'ts')
+    for path in ('mine/ts', './mine/ts', 'mine/ts/', '../' + tmp_path.name + '/mine/ts', str(tmp_path / 'mine' / 'ts')):
+        assert Dataset(dataset.prepare_if_missing(path)).vocab_size > 0
+    small_dataset(tmp_path / 'ts')
+    assert_fails(capsys, lambda: dataset.data_folder('ts'), 'did you mean ./ts?')
+    assert_fails(capsys, lambda: dataset.data_folder('~/ts'), 'begins with ~')
+    assert_fails(capsys, lambda: dataset.data_folder('data/txt'), 'did you mean text')
+
+
+@pytest.mark.parametrize('place', ['data', 'elsewhere'])
+@pytest.mark.parametrize('files', [['train.bin', 'val.bin', 'meta.pkl', 'prepare.py', 'input.txt'], ['train.bin', 'val.bin', 'prepare.py'],
+                                   ['train.bin', 'val.bin']])
+def test_a_folder_of_nanogpts_is_told_as_such(tmp_path, monkeypatch, capsys, files, place):
+    monkeypatch.setattr(dataset, 'DATA', str(tmp_path / 'data'))
+    for file in files:
+        (tmp_path / place / 'nanodata').mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / 'nanodata' / file).write_bytes(pickle.dumps(Attack()) if file == 'meta.pkl' else b'open("attacked", "w")' * 10)
+    (tmp_path / 'data').mkdir(exist_ok=True)
+    name = 'nanodata' if place == 'data' else str(tmp_path / place / 'nanodata')
+    for use in (lambda: dataset.prepare_if_missing(name), lambda: Dataset(dataset.data_folder(name))):
+        assert_fails(capsys, use, 'nanodata has no meta.json', 'nanoGPT', 'data/text/prepare.py --input=FILE --folder=NEW')
+    assert not os.path.exists('attacked')
+
+
+def test_files_of_another_origin_are_not_replaced(tmp_path):
+    """What a folder holds of its user's own stays; a data set's own files are replaced as ever."""
+    flags = ['--train_lines=300', '--val_lines=100', f'--folder={tmp_path / "D"}']
+    for name, content in (('input.txt', 'mine'), ('meta.json', '{"mine": 1}'), ('train.bin', 'mine'), ('meta.json', 'mine'), ('val.bin', '')):
+        (tmp_path / 'D').mkdir(exist_ok=True)
+        (tmp_path / 'D' / name).write_text(content)
+        assert_refused(prepare('word_order', *flags, cwd=tmp_path), name, 'another origin', 'another --folder')
+        assert contents(tmp_path / 'D') == {name: content.encode()}
+        os.remove(tmp_path / 'D' / name)
+    assert prepare('word_order', *flags, cwd=tmp_path).code == 0
+    assert prepare('word_order', *flags, '--seed=2', cwd=tmp_path).code == 0
+    (tmp_path / 'D' / 'input.txt').write_text('mine')
+    assert_refused(prepare('word_order', *flags, cwd=tmp_path), 'input.txt')
+    assert read(tmp_path / 'D' / 'input.txt') == b'mine'
+
+
+def test_ids_beyond_the_vocabulary_are_found_as_they_are_read(tmp_path, monkeypatch, capsys):
+    """Of large files, whose contents are not looked at when they are opened."""
+    folder = tmp_path / 'data' / 'large'
+    small_dataset(folder)
+    monkeypatch.setattr(dataset, 'LARGEST_HASHED', 0)
+    monkeypatch.setattr('measure.MOST_KEPT', 0)
+    kept = (folder / 'train.bin').read_bytes()
+    (folder / 'train.bin').write_bytes(b'\xff' * len(kept))
+    data = Dataset(str(folder))
+    assert_fails(capsys, lambda: dataset.read_ids(data.tokens('train'), np.arange(5), data.vocab_size), 'train.bin', '65535', 'prepare.py')
+    assert dataset.read_ids(data.tokens('val'), np.arange(6).reshape(2, 3), data.vocab_size).dtype == np.int64
+    assert_refused(run(str(tmp_path), 'train.py', *TINY, '--dataset=large', '--out_dir=out'), 'train.bin', 'another tokenizer')
+    (folder / 'train.bin').write_bytes(kept)
+    (folder / 'val.bin').write_bytes(b'\xff' * len(kept))
+    assert_refused(run(str(tmp_path), 'train.py', *TINY, '--dataset=large', '--out_dir=out2'), 'val.bin', 'another tokenizer')
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# large texts
+
+def pieces_of(text, chance):
+    """The text in pieces of random lengths."""
+    while text:
+        length = chance.choice((1, 2, 3, 7, 20))
+        yield text[:length]
+        text = text[length:]
+
+
+def test_pieces_have_the_tokens_of_the_whole():
+    """Texts of whatever GPT-2's tokenizer tells apart: blanks of all kinds, letters, digits, marks, contractions, other scripts."""
+    tokenizer, chance = bpe_tokenizer(), random.Random(0)
+    parts = ['a', 'The', "don't", "'ll", "'", "'s", ' ', '  ', '\n', '\n\n', '\t', '\r', '\xa0', '\u3000', '\x85', '\x1c', '7', '2026', '²', 'Ⅷ', '.',
+             '...', '-', '_', '"', '(', '猫', '魚', '。', '，', 'é', 'e\u0301', 'ß', 'ж', '😀', '\u200d', 'नमस्ते', 'ﬁ', '\ufeff', '<|endoftext|>']
+    for _ in range(400):
+        text = ''.join(chance.choices(parts, k=60))
+        pieces = list(whole_words(pieces_of(text, chance)))
+        assert ''.join(pieces) == text and len(pieces) > 1
+        assert [id for piece in pieces for id in tokenizer.encode(piece)] == tokenizer.encode(text).tolist(), text
+    with pytest.raises(ValueError, match='--tokenizer=char'):
+        list(whole_words(['ACGT' * 2 ** 18] * 5))
+
+
+@pytest.mark.parametrize('kind', ['char', 'gpt2'])
+def test_a_text_of_many_pieces(tmp_path, kind):
+    """2.5 million characters, with line ends of two, a mark, and letters of 1 to 4 bytes: so that pieces end within each."""
+    chance = random.Random(1)
+    text = ''.join(chance.choices(['who ', 'has seen\n', 'the wind? ', 'Ω', '猫', '😀 ', "it's "], k=600_000))
+    (tmp_path / 'own.txt').write_bytes(('\ufeff' + text.replace('\n', '\r\n')).encode())
+    tokenizer = bpe_tokenizer() if kind == 'gpt2' else CharTokenizer(text)
+    done = prepare('text', '--input=own.txt', f'--folder={tmp_path / "new"}', f'--tokenizer={kind}', '--val_fraction=0.3', cwd=tmp_path)
+    assert done.code == 0 and done.err == '', done.err
+    data, split = Dataset(str(tmp_path / 'new')), round(0.7 * len(text))
+    for name, part in (('train', text[:split]), ('val', text[split:])):
+        assert np.array_equal(data.tokens(name), tokenizer.encode(part))
+    assert data.meta['sha256']['text'] == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_an_unknown_name_is_told_the_nearest(capsys):

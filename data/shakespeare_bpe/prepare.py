@@ -7,8 +7,9 @@ holds it.
 import os
 import sys
 
+sys.path.pop(0)                                 # not from this folder: its files could pass for others
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', '..'))         # the repository's root
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'shakespeare_char'))       # plays.py
+sys.path.append(os.path.join(os.path.dirname(__file__), '..', 'shakespeare_char'))       # plays.py
 
 import plays
 from configurator import configure, fail

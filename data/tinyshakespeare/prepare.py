@@ -6,16 +6,19 @@ validation.
 The text comes from --input, else from input.txt in the data set's folder, else from its usual place on the
 network; its hash is checked.
 """
-import hashlib
-import http.client
 import os
 import sys
-import urllib.request
 
+sys.path.pop(0)                                 # not from this folder: its files could pass for others
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', '..'))         # the repository's root
+
+import hashlib
+import http.client
+import urllib.request
 
 from configurator import configure, fail
 from dataset import CharTokenizer, write_dataset
+from streams import check_file
 
 input = ''    # path of the text, where you have it; '' looks for input.txt in the folder, then downloads it
 url = 'https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt'  # text
@@ -29,6 +32,7 @@ kept = os.path.join(folder, 'input.txt')
 path = input or (kept if os.path.exists(kept) else '')
 try:
     if path:
+        check_file(path, largest=10_000_000)
         with open(path, 'rb') as file:
             content = file.read()
     else:

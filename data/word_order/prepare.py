@@ -8,6 +8,7 @@ same lines.
 import os
 import sys
 
+sys.path.append(sys.path.pop(0))                # this folder comes last: its files cannot pass for others
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', '..'))         # the repository's root
 
 import sentences
