@@ -30,7 +30,7 @@ import tokenize
 import warnings
 from collections import namedtuple
 
-from streams import open_text, set_up_streams
+from streams import open_text, set_up_streams, visible
 
 count = int                     # annotates a whole number of at least 1
 share = float                   # annotates a number of at least 0 and below 1
@@ -53,7 +53,8 @@ def fail(message):
     """Ends the script on a user's mistake: one line on stderr that names fault and remedy, exit status 2."""
     if os.environ.get('LOCAL_RANK', '0') != '0':        # under torchrun the first process says it:
         time.sleep(3)                                   # when it has ended, torchrun ends the others
-    print(f'{os.path.basename(sys.argv[0])}: {" ".join(str(message).splitlines())}', file=sys.stderr)
+    line = visible(' '.join(str(message).splitlines()))
+    print(f'{os.path.basename(sys.argv[0])}: {line}', file=sys.stderr)
     sys.exit(2)
 
 

@@ -106,6 +106,7 @@ def test_a_strangers_vocabulary_cannot_control_a_terminal(project):
     for escape in ('\\x1b', '\\x07', '\\x9b', '\\x7f', '\\u202e'):
         assert escape in shown
     assert '\x1b' in ran(project, *words).out
+    assert_refused(run(project, 'sample.py', 'out/\x1b]0;evil\x07', '--device=cpu'), 'out/\\x1b]0;evil\\x07')
     assert visible('a\tb\né\x1b[2J😀') == 'a\tb\né\\x1b[2J😀'
 
 

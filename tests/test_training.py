@@ -85,12 +85,12 @@ def test_same_seed_same_batches(project, monkeypatch):
 
 def test_data_on_the_device_and_on_the_disk_give_the_same_run(project, monkeypatch):
     """Few tokens are kept on the device, many are read from the disk batch by batch."""
-    trained(project, '--out_dir=out/kept', '--gradient_accumulation_steps=2')
+    trained(project, '--out_dir=out/on_device', '--gradient_accumulation_steps=2')
     with monkeypatch.context() as patch:
         patch.setattr(measure, 'MOST_KEPT', 100)
         patch.setattr(measure, 'send', lambda array, device, send=measure.send: send(array, device) if len(array) < 100 else 1 / 0)
         trained(project, '--out_dir=out/read', '--gradient_accumulation_steps=2')
-    assert not differences_of_runs(project, 'kept', 'read')
+    assert not differences_of_runs(project, 'on_device', 'read')
 
 
 @pytest.mark.parametrize('emulated', [True, False])
