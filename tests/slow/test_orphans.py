@@ -26,9 +26,11 @@ def wait_for(condition):
 
 
 @pytest.mark.parametrize('number', [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
-def test_trainings_end_with_the_comparison(tmp_path, number):
+def test_trainings_end_with_the_comparison(tmp_path, number, request):
     project = make_project(tmp_path / 'project')
     compare = os.path.join(project, 'compare.py')
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)           # these tests may run under nohup, which is inherited
+    request.addfinalizer(lambda: signal.signal(signal.SIGHUP, before))
 
     def has_saved(name):
         return os.path.exists(os.path.join(project, 'out', name, 'last.pt'))
