@@ -17,6 +17,7 @@ import contextlib
 import difflib
 import errno
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -209,6 +210,25 @@ def write_together(files):
                 os.remove(part)
 
 
+def remove_parts(folder, names):
+    """Removes what kills in mid-writing have left of files. For whoever alone writes to the folder."""
+    for name in names:
+        for leftover in glob.glob(glob.escape(os.path.join(folder, name)) + '.[0-9]*.part'):
+            os.remove(leftover)
+
+
+@contextlib.contextmanager
+def turn_at(path):
+    """Within the block, no other process is in such a block for the same file or folder; a kill ends it."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):         # there may be no locks here
+            import fcntl
+            held = os.open(path, os.O_RDONLY)
+            stack.callback(os.close, held)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
 def check_place(folder, text):
     """
     One line if a data set in the folder would replace what is none's. text: the input.txt to be written, or
@@ -268,13 +288,15 @@ def write_dataset(folder, train_text, val_text, tokenizer, source, keep_text=Tru
         meta.update({'notes': notes} if notes else {})
         file.write((json.dumps(meta, indent=1) + '\n').encode('ascii'))
 
-    make_folder(folder)
     writers = {'train.bin': functools.partial(write_ids, 'train.bin', 'training', train_text),
                'val.bin': functools.partial(write_ids, 'val.bin', 'validation', val_text)}
     if keep_text:
         writers['input.txt'] = lambda file: file.write(text)
     writers['meta.json'] = write_meta
-    write_together({os.path.join(folder, name): write for name, write in writers.items()})
+    make_folder(folder)
+    with turn_at(folder):
+        remove_parts(folder, writers)
+        write_together({os.path.join(folder, name): write for name, write in writers.items()})
     print(f'{folder}: {meta["train_tokens"]:,} training tokens, {meta["val_tokens"]:,} validation tokens, '
           f'vocabulary of {meta["vocab_size"]:,}')
     return meta
@@ -295,8 +317,11 @@ def check_whose(folder):
              '--dataset=NEW')
 
 
-def read_meta(folder):
-    """meta.json's content, checked against the .bin files. One line if anything does not fit."""
+def read_meta(folder, files):
+    """
+    meta.json's content, checked against the .bin files, which `files`, {split: file}, gets open. One line if
+    anything does not fit.
+    """
     path = os.path.join(folder, 'meta.json')
     remedy = 'run its prepare.py again'
     try:
@@ -326,9 +351,9 @@ def read_meta(folder):
             found = os.path.getsize(path)
             if found != expected:
                 fail(f'{path} has {found:,} bytes where meta.json says {expected:,}; {remedy}')
+            files[split] = open(path, 'rb')
             if found <= LARGEST_HASHED:
-                with open(path, 'rb') as file:
-                    content = file.read()
+                content = files[split].read()
                 if hashlib.sha256(content).hexdigest() != meta['sha256'].get(split + '.bin'):
                     fail(f"{path} is damaged: its sha256 is not meta.json's; {remedy}")
                 if np.frombuffer(content, dtype='<u2').max() >= size:
@@ -339,12 +364,22 @@ def read_meta(folder):
     return meta
 
 
+def version(file):
+    """What changes when an open file is written to."""
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns
+
+
 class Dataset:
-    """A prepared data set. Opening it checks it; a fault ends the script with one line."""
+    """
+    A prepared data set. Opening it checks it; a fault ends the script with one line. Its files stay open: it
+    remains what it was when others are put in their places.
+    """
 
     def __init__(self, folder):
-        self.folder = folder
-        self.meta = read_meta(folder)
+        self.folder, self.files = folder, {}
+        self.meta = read_meta(folder, self.files)
+        self.versions = {split: version(file) for split, file in self.files.items()}
         self.vocab_size = self.meta['vocab_size']
 
     def tokens(self, split):
@@ -352,7 +387,10 @@ class Dataset:
         All ids of 'train' or 'val' as a uint16 array on disk. Ask for a fresh one for every batch: an old one
         keeps the pages that it has read, and memory would grow with them (nanoGPT, train.py, get_batch).
         """
-        return np.memmap(os.path.join(self.folder, split + '.bin'), dtype='<u2', mode='r')
+        file = self.files[split]
+        if version(file) != self.versions[split]:
+            fail(f'{file.name} was written to while it was in use; prepare it again as it was, then resume')
+        return np.memmap(file, dtype='<u2', mode='r')
 
     @functools.cached_property
     def tokenizer(self):
@@ -395,6 +433,17 @@ def data_folder(name):
     fail(f'there is no data set {name!r}; {remedy}')
 
 
+def name_of_data(hashes, name):
+    """What the data set `name`, of these hashes, is called now in data/: `name`, where it is in its place."""
+    for candidate in [name, *sorted(os.listdir(DATA))]:
+        folder = candidate if os.sep in candidate else os.path.join(DATA, candidate)
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            with open_text(os.path.join(folder, 'meta.json'), LARGEST_META) as file:
+                if json.load(file)['sha256'] == hashes:
+                    return candidate
+    return name
+
+
 def prepare_if_missing(name):
     """
     Runs data/<name>/prepare.py if it has not been run yet; its failure, which it has explained, ends this
@@ -410,8 +459,12 @@ def prepare_if_missing(name):
                 f'data/text/prepare.py --input=FILE --folder={place}')
             fail(f'the data set {name} is not there yet; run `python {script}` first (with --help it lists '
                  'its settings)')
-        print(f'data set {name} is not there yet: running data/{name}/prepare.py', flush=True)
-        done = subprocess.run([sys.executable, os.path.join(folder, 'prepare.py')])
+        script = os.path.join(folder, 'prepare.py')
+        with turn_at(script):
+            if os.path.exists(os.path.join(folder, 'meta.json')):       # another process has prepared it
+                return folder
+            print(f'data set {name} is not there yet: running data/{name}/prepare.py', flush=True)
+            done = subprocess.run([sys.executable, script])
         if done.returncode != 0:
             sys.exit(2)
     return folder

@@ -3,8 +3,10 @@ Runs. A run is a folder: last.pt and ckpt.pt, its last state and its best, log.c
 Here are its checkpoints, what it writes while it is trained, and how finished runs are read, compared and put
 in groups.
 """
+import contextlib
 import csv
 import errno
+import functools
 import glob
 import io
 import json
@@ -13,6 +15,7 @@ import os
 import pickle
 import platform
 import re
+import secrets
 import warnings
 import zipfile
 from types import SimpleNamespace
@@ -21,8 +24,9 @@ import numpy as np
 import torch
 
 from configurator import TOO_LARGE, cut, fail, scheme_options, suits, training_settings
-from dataset import Dataset, data_folder, make_folder, write_whole
-from machine import git_commit, rank_and_world_size, say
+from dataset import (Dataset, data_folder, make_folder, name_of_data, remove_parts, write_together,
+                     write_whole)
+from machine import git_commit, lock, rank_and_world_size, say
 from model import GPT, GPTConfig
 from streams import open_text
 
@@ -43,9 +47,49 @@ def need_folder(path):
         fail(f'nothing can be written to {path}: {there} is not yours to write to; choose another folder')
 
 
+def check_free(folder, overwrite):
+    """One line unless a new run may be written to a folder. It replaces a run, if asked to; nothing else."""
+    there = [file for file in FILES if os.path.lexists(os.path.join(folder, file))]
+    if there and not is_run(folder):
+        fail(f'{folder} holds {", ".join(there)} of another origin, which would be replaced; choose another '
+             '--out_dir, or move that away')
+    if set(there) - {'config.json'} and not overwrite:          # that alone is no run yet
+        resume = ', --init_from=resume' if {'last.pt', 'ckpt.pt'} & set(there) else ''
+        fail(f'{folder} already holds a run; add --overwrite=True{resume}, or another --out_dir')
+
+
+def is_run(folder):
+    """Whether a folder's files are a run's: its config.json says so, or if there is none its checkpoint."""
+    try:
+        return {'settings', 'model_args', 'data'} <= read_config(folder).keys()
+    except FileNotFoundError:
+        paths, remedy = own_checkpoints(folder), 'move it away, or choose another --out_dir'
+        return bool(paths) and 'data' in load_checkpoint(paths[0], remedy=remedy)
+    except (OSError, AttributeError, ValueError, RecursionError):
+        return False
+
+
+def read_config(folder):
+    """What is in a run's config.json, unchecked; OSError, ValueError or RecursionError if that is no JSON."""
+    with open_text(os.path.join(folder, 'config.json'), largest=2 ** 24) as file:
+        return json.load(file)
+
+
+def own_checkpoints(folder):
+    """The paths of the checkpoints of the run in a folder, first the one to go on with."""
+    paths = [os.path.join(folder, file) for file in ('last.pt', 'ckpt.pt')]
+    return [path for path in paths if os.path.exists(path)]
+
+
 def checkpoint_path(run):
     """The best checkpoint of a run, from its folder; or the checkpoint itself, where that is named."""
     return run if run.endswith('.pt') else os.path.join(run, 'ckpt.pt')
+
+
+def other_checkpoints(folder):
+    """The paths of what may be a checkpoint in a folder, but is not called as train.py calls it."""
+    return sorted(path for path in glob.glob(os.path.join(glob.escape(folder), '*.pt'))
+                  if os.path.basename(path) not in ('last.pt', 'ckpt.pt'))
 
 
 def load_checkpoint(path, device='cpu', remedy='take it from another copy, or train again'):
@@ -56,7 +100,9 @@ def load_checkpoint(path, device='cpu', remedy='take it from another copy, or tr
     if os.path.isdir(path):
         fail(f'{path} is a directory; name the checkpoint in it')
     if not os.path.exists(path):
-        fail(f'there is no checkpoint {path}; train a run first, or check the path')
+        renamed = other_checkpoints(os.path.dirname(path) or '.')
+        fail(f'there is no checkpoint {path}; ' + (f'there is {renamed[0]}: name that' if renamed else
+                                                   'train a run first, or check the path'))
     try:
         if zipfile.is_zipfile(path):                    # as all but old ones are
             with zipfile.ZipFile(path) as archive:
@@ -123,6 +169,7 @@ class Run:
                                          ('gradient_accumulation_steps', 'batch_size', 'block_size'))
         self.iteration, self.seconds, self.best_val_loss, self.wandb = 0, 0.0, math.inf, Wandb()
         self.log = []                                   # log.csv's rows
+        self.mark, self.saved = secrets.token_hex(8), False     # tells its files from those of other runs
         self.loss_sum, self.loss_count = 0.0, 0         # of the training batches since the last row
 
     def path(self, file):
@@ -131,6 +178,7 @@ class Run:
     def go_on(self, start):
         """Takes up a run where its checkpoint left it: see settle()."""
         source, settings, best = start.source, self.settings, self.path('ckpt.pt')
+        self.mark, self.saved = source.get('run') or self.mark, True
         try:
             for optimizer, state in zip(self.optimizers, source['optimizer'], strict=True):
                 optimizer.load_state_dict(state)
@@ -145,7 +193,14 @@ class Run:
         self.wandb.id = source['wandb_id']
         if os.path.exists(best):        # an evaluation ahead of last.pt, perhaps: a kill came between
             remedy = f'delete it: resuming then goes on from {self.path("last.pt")}'
-            self.best_val_loss = load_checkpoint(best, remedy=remedy).get('best_val_loss', math.inf)
+            found = load_checkpoint(best, remedy=remedy)
+            if found.get('run') == source.get('run'):
+                self.best_val_loss = found.get('best_val_loss', math.inf)
+            elif os.path.exists(self.path('config.json')):
+                fail(f'{best} and {start.source_path} are of different runs; move {best} away, and resuming '
+                     'goes on from the other')
+            else:                       # a kill came in the middle of save()'s replacing of a run
+                self.saved = False
         max_iters, decay_iters = settings['max_iters'], settings['lr_decay_iters']
         if self.iteration > max_iters:
             fail(f'{self.folder} has done {self.iteration} steps, and max_iters {max_iters} is below that; '
@@ -160,24 +215,38 @@ class Run:
                 f'--lr_decay_iters={max_iters} stretches its schedule')
 
     def begin(self, resuming):
-        """Makes the folder ready, with config.json, and starts wandb."""
+        """Makes the folder ready and starts wandb. A run that is there stays until save() replaces it."""
         if not self.writes:
             return
-        make_folder(self.folder)
         settings = self.settings
+        if resuming:
+            self.compare_threads()
+        else:
+            make_folder(self.folder)
+            lock(self.folder)
+            check_free(self.folder, settings['overwrite'])      # still, now that nobody else can write to it
         self.wandb = Wandb(settings['wandb_log'], project=settings['wandb_project'], config=settings,
                            name=settings['wandb_run_name'] or self.name, id=self.wandb.id)
-        for file in FILES:
-            for leftover in glob.glob(glob.escape(self.path(file)) + '.*.part'):    # of a kill in mid-writing
-                os.remove(leftover)
-            if not resuming and os.path.exists(self.path(file)):
-                os.remove(self.path(file))
+        remove_parts(self.folder, FILES)
+        if self.saved:
+            write_whole(self.path('config.json'), self.write_config)
+
+    def compare_threads(self):
+        """Says so where going on cannot be bit for bit: other threads add up sums in another order."""
+        now, before = torch.get_num_threads(), None
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            before = read_config(self.folder)['versions']['threads']
+        if type(before) is int and before != now and self.iteration < self.settings['max_iters']:
+            say(f'{now} threads, where the run had {before}: it goes on, but not bit for bit; with '
+                f'OMP_NUM_THREADS={before} it does')
+
+    def write_config(self, file):
         versions = dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
                         device=str(next(self.model.parameters()).device), threads=torch.get_num_threads(),
                         git_commit=git_commit())
-        content = json.dumps(dict(settings=settings, model_args=self.model_args, versions=versions,
-                                  data=self.data.meta['sha256']), indent=1)
-        write_whole(self.path('config.json'), lambda file: file.write(content.encode()))
+        content = json.dumps(dict(settings=self.settings, model_args=self.model_args, versions=versions,
+                                  data=self.data.meta['sha256'], run=self.mark), indent=1)
+        file.write(content.encode())
 
     def has_row(self):
         """Whether the log has a row for the step at which the run stands."""
@@ -195,7 +264,11 @@ class Run:
         self.wandb.log(dict(zip(COLUMNS, self.log[-1])))
 
     def save(self, file):
-        """Everything that going on needs, and with nanoGPT's keys what sampling needs."""
+        """
+        Everything that going on needs, and with nanoGPT's keys what sampling needs. The first time all files,
+        which only then replace those of a run that --overwrite gives up: last.pt first, so that what is gone
+        on with is the one run or the other, whenever a kill comes; meanwhile there is no config.json.
+        """
         if not self.writes:
             return
         state = dict(
@@ -204,14 +277,26 @@ class Run:
             optimizer=[optimizer.state_dict() for optimizer in self.optimizers],
             scaler=self.scaler.state_dict(), batch_generator=self.batch_generator.get_state(),
             iter_num=self.iteration, best_val_loss=self.best_val_loss, seconds=self.seconds, log=self.log,
-            loss_sum=self.loss_sum, loss_count=self.loss_count, wandb_id=self.wandb.id)
-        write_whole(self.path(file), lambda file: torch.save(state, file))
+            loss_sum=self.loss_sum, loss_count=self.loss_count, wandb_id=self.wandb.id, run=self.mark)
+        write = functools.partial(torch.save, state)
+        if self.saved:
+            write_whole(self.path(file), write)
+            return
+        writers = {'last.pt': write, 'ckpt.pt': write, 'log.csv': self.write_rows,
+                   'config.json': self.write_config}
+        write_together({self.path(name): write for name, write in writers.items()})
+        with contextlib.suppress(OSError):
+            os.remove(self.path('loss.png'))
+        self.saved = True
 
-    def write_log(self):
+    def write_rows(self, file):
         text = io.StringIO()
         csv.writer(text).writerows([COLUMNS, *self.log])
+        file.write(text.getvalue().encode())
+
+    def write_log(self):
         if self.writes:
-            write_whole(self.path('log.csv'), lambda file: file.write(text.getvalue().encode()))
+            write_whole(self.path('log.csv'), self.write_rows)
 
     def draw(self):
         if self.writes:
@@ -320,20 +405,19 @@ def read_log(folder):
 def read_run(folder):
     """A run, by config.json and log.csv: settings, model_args, data, log, finished. One line if none."""
     path = os.path.join(folder, 'config.json')
+    resume = f'`python train.py --out_dir={folder} --init_from=resume` writes it again'
+    written = own_checkpoints(folder) and resume
     try:
-        with open_text(path, largest=2 ** 24) as file:
-            config = json.load(file)
-        run = checked(config)
+        run = checked(read_config(folder))
         run.folder = folder
     except (FileNotFoundError, NotADirectoryError):
-        fail(f'{folder} holds no run: it has no config.json; name the folder of a finished run')
+        remedy = written or 'name the folder of a finished run'
+        fail(f'{folder} holds no run: it has no config.json; {remedy}')
     except OSError as error:
         fail(f'{path} cannot be read ({error.strerror}); check the path')
     except (ValueError, TypeError, RuntimeError) as error:      # no JSON, nested beyond reason, checked()'s
-        there = any(os.path.exists(os.path.join(folder, file)) for file in ('last.pt', 'ckpt.pt'))
-        remedy = (f'`python train.py --out_dir={folder} --init_from=resume` writes it again' if there else
-                  'there is no checkpoint to resume either: train the run again, in another folder')
-        fail(f'{path} is damaged ({cut(str(error))}); {remedy}')
+        lost = 'there is no checkpoint to resume either: train the run again, in another folder'
+        fail(f'{path} is damaged ({cut(str(error))}); {written or lost}')
     run.log = read_log(folder)
     at_end = bool(run.log) and run.log[-1].iteration >= run.settings['max_iters']
     run.finished = at_end and os.path.exists(os.path.join(folder, 'last.pt'))
@@ -401,7 +485,7 @@ def group_runs(runs):
 
 def open_data(run):
     """The data set that a run was trained on. One line if it has changed since."""
-    data = Dataset(data_folder(run.settings['dataset']))
+    data = Dataset(data_folder(name_of_data(run.data, run.settings['dataset'])))
     if data.meta['sha256'] != run.data:
         fail(f'the data set {run.settings["dataset"]} is not what {run.folder} was trained on; prepare it '
              'again as it was then')

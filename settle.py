@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import torch
 
 from configurator import fail
-from machine import rank_and_world_size
+from dataset import name_of_data
+from machine import lock, rank_and_world_size
 from model import GPTConfig
-from runs import checkpoint_path, load_checkpoint, need_folder
+from runs import (FILES, check_free, checkpoint_path, load_checkpoint, need_folder, other_checkpoints,
+                  own_checkpoints)
 
 # What None stands for: on a GPU nanoGPT's baby GPT; elsewhere what gives its best in three minutes on two
 # cores.
@@ -24,7 +26,7 @@ FITS = {
 }
 OF_THE_COMMAND = ('out_dir', 'init_from', 'overwrite', 'eval_only')     # said anew whenever a run goes on
 # What may differ when a run goes on; a change of any other setting would make it another run.
-FREE_TO_CHANGE = (*OF_THE_COMMAND, 'max_iters', 'lr_decay_iters', 'eval_interval', 'log_interval',
+FREE_TO_CHANGE = (*OF_THE_COMMAND, 'dataset', 'max_iters', 'lr_decay_iters', 'eval_interval', 'log_interval',
                   'wandb_log', 'wandb_project', 'wandb_run_name', 'device', 'dtype', 'compile', 'backend',
                   'deterministic')
 
@@ -44,7 +46,7 @@ def settle(settings, given, device):
     resuming = settings['init_from'] == 'resume'
     inherited, source, path, remedy = {}, None, None, ''
     if resuming:
-        source, path, remedy = load_to_resume(settings['out_dir'])
+        source, path, remedy = load_to_resume(settings['out_dir'], settings['eval_only'])
         before = source['config']
         inherited = {name: before[name] for name in settings if name in before and name not in OF_THE_COMMAND}
         for name in inherited.keys() & given.keys() - set(FREE_TO_CHANGE):
@@ -52,6 +54,10 @@ def settle(settings, given, device):
                 fail(f'{settings["out_dir"]} was run with {name}={before[name]!r}, not {given[name]!r}; '
                      'resume it without that, or start a run with another --out_dir')
         given['init_from'] = before['init_from']        # how the run began, not how it goes on
+        name = given.get('dataset', before['dataset'])
+        if (found := name_of_data(source['data'], name)) != name:       # renamed, or moved
+            fail(f'the data that {settings["out_dir"]} was run on are not in the data set {name}, but in '
+                 f'{found}; add --dataset={found}')
     elif settings['init_from'] != 'scratch':
         path = checkpoint_path(settings['init_from'])
         if not os.path.exists(path):
@@ -79,13 +85,19 @@ def settle(settings, given, device):
                            source_path=path, remedy=remedy)
 
 
-def load_to_resume(folder):
-    """The checkpoint with which a run goes on, its path, and what to do if it is damaged."""
-    paths = [os.path.join(folder, file) for file in ('last.pt', 'ckpt.pt')]
-    there = [path for path in paths if os.path.exists(path)]
+def load_to_resume(folder, only_read):
+    """
+    The checkpoint with which a run goes on, its path, and what to do if it is damaged. Unless it is only to
+    be read, from here on no other process can write to the folder.
+    """
+    there = own_checkpoints(folder)
     if not there:
-        fail(f'{folder} holds no run to resume; leave out --init_from=resume to start one, or name its '
-             'folder with --out_dir')
+        renamed = other_checkpoints(folder)
+        fail(f'{folder} holds no run to resume; ' + (
+            f'{renamed[0]} may be one: call it last.pt again' if renamed else
+            'leave out --init_from=resume to start one, or name its folder with --out_dir'))
+    if not only_read and rank_and_world_size()[0] == 0:
+        lock(folder)
     remedy = 'start the run again' if len(there) == 1 else f'delete it: resuming then goes on from {there[1]}'
     source = load_checkpoint(there[0], remedy=remedy)
     kinds = dict(config=dict, optimizer=list, scaler=dict, batch_generator=torch.Tensor, iter_num=int,
@@ -127,10 +139,13 @@ def check_place(start):
         if start.source is None:
             fail('eval_only scores a run: name it with --init_from=out/NAME, or use --init_from=resume')
         return
-    there = any(os.path.exists(os.path.join(folder, file)) for file in ('last.pt', 'ckpt.pt'))
-    if there and not start.resuming and not start.settings['overwrite']:
-        fail(f'{folder} already holds a run; add --overwrite=True, --init_from=resume, or another --out_dir')
     need_folder(folder)
+    for path in (os.path.join(folder, file) for file in FILES):
+        if os.path.isdir(path):
+            fail(f'{path} is a directory, where the run is to write a file; move it away, or choose another '
+                 '--out_dir')
+    if not start.resuming:
+        check_free(folder, start.settings['overwrite'])
 
 
 def check_data(start, data):
@@ -144,5 +159,5 @@ def check_data(start, data):
         fail(f'{start.source_path} was trained with another tokenizer than the data set {name}; use the data '
              'set that it was trained on')
     if start.resuming and source['data'] != data.meta['sha256']:
-        fail(f'{name} has been prepared anew, from another text than {start.settings["out_dir"]} was run on; '
-             'prepare that one, or start a new run')
+        fail(f'{name} has been prepared anew, or is another data set than {start.settings["out_dir"]} was '
+             'run on; prepare that one, or start a new run')

@@ -175,7 +175,7 @@ def stop_for(fault, step):
     progress.close()
     if rank == 0:
         last = run.path('last.pt')
-        good = f'{last} holds the last good state: ' if os.path.exists(last) else ''
+        good = f'{last} holds the last good state: ' if run.saved and os.path.exists(last) else ''
         fail(f'{fault} at step {step}; {good}lower the learning rate and start again')
     sys.exit(2)
 

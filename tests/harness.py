@@ -234,7 +234,7 @@ def without_times(rows):
 
 def differences(one, other, path='state'):
     """Where two checkpoints differ: a list of paths into them. Times, and where the run is written, may differ."""
-    if path in ("state['seconds']", "state['wandb_id']", "state['config']['out_dir']", "state['config']['overwrite']"):
+    if path in ("state['seconds']", "state['wandb_id']", "state['run']", "state['config']['out_dir']", "state['config']['overwrite']"):
         return []
     if path == "state['log']":
         one, other = without_times(one), without_times(other)

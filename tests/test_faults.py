@@ -52,7 +52,7 @@ def test_killed_after_each_file(project, monkeypatch):
             raise Killed
 
     monkeypatch.setattr(os, 'fsync', lambda file: None)                 # for speed
-    for dies_after in range(1, 14):
+    for dies_after in range(1, 16):
         replaced.clear()
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(os, 'replace', replace_and_die)
@@ -62,8 +62,8 @@ def test_killed_after_each_file(project, monkeypatch):
         trained(project, '--out_dir=out/killed', *(['--init_from=resume'] if begun else []))
         assert not differences_of_runs(project, 'whole', 'killed')
         shutil.rmtree(folder)
-    # config.json; ckpt.pt, last.pt and log.csv at steps 0, 10 and 20; ckpt.pt, last.pt and log.csv at the end
-    assert replaced == ['config.json'] + 4 * ['ckpt.pt', 'last.pt', 'log.csv']
+    # at step 0 all of them, and last.pt and log.csv again; ckpt.pt, last.pt and log.csv at steps 10 and 20, and at the end
+    assert replaced == ['last.pt', 'ckpt.pt', 'log.csv', 'config.json', 'last.pt', 'log.csv'] + 3 * ['ckpt.pt', 'last.pt', 'log.csv']
 
 
 def train_here(project, *flags, **options):

@@ -105,7 +105,7 @@ def test_a_finished_run_says_so_and_stays_as_it_is(project):
 def test_before_the_first_checkpoint_there_is_no_run(project):
     folder = os.path.join(project, 'out', 'young')
     for file in ('config.json', 'ckpt.pt.123.part', 'log.csv.123.part', 'mine.txt'):     # killed while it wrote its first checkpoint
-        write(os.path.join(folder, file), '{')
+        write(os.path.join(folder, file), '{"settings": {}, "model_args": {}, "data": {}}')
     assert_refused(train(project, '--out_dir=out/young', '--init_from=resume'), 'out/young holds no run to resume', '--out_dir')
     trained(project, '--out_dir=out/young')
     assert sorted(os.listdir(folder)) == ['ckpt.pt', 'config.json', 'last.pt', 'log.csv', 'mine.txt']
