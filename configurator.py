@@ -53,7 +53,8 @@ def fail(message):
     """Ends the script on a user's mistake: one line on stderr that names fault and remedy, exit status 2."""
     if os.environ.get('LOCAL_RANK', '0') != '0':        # under torchrun the first process says it:
         time.sleep(3)                                   # when it has ended, torchrun ends the others
-    line = visible(' '.join(str(message).splitlines()))
+    line = visible(' '.join(str(message)[:10 ** 6].splitlines()))       # it may quote a stranger's file
+    line = line if len(line) < 900 else f'{line[:600]} ... {line[-250:]}'
     print(f'{os.path.basename(sys.argv[0])}: {line}', file=sys.stderr)
     sys.exit(2)
 

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from checkpoints import load_checkpoint, make_model
 from configurator import fail
 from dataset import LARGEST_VOCABULARY, read_ids, write_whole
 from machine import autocast
 from model import GPT, GPTConfig
-from runs import load_checkpoint, make_model, open_data
+from runs import open_data
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 UNSCALED = torch.amp.GradScaler(enabled=False)          # hands everything through as it is
@@ -365,7 +366,7 @@ def load_model(run, device, **changes):
 def code_version():
     """A hash of the code that decides what an evaluation finds."""
     version = hashlib.sha256(torch.__version__.encode())
-    for name in ('model.py', 'rope_scaling.py', 'runs.py', 'dataset.py', 'measure.py',
+    for name in ('model.py', 'rope_scaling.py', 'checkpoints.py', 'runs.py', 'dataset.py', 'measure.py',
                  'data/word_order/sentences.py'):
         with suppress(FileNotFoundError), open(os.path.join(HERE, name), 'rb') as file:
             version.update(file.read())

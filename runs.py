@@ -1,33 +1,27 @@
 """
 Runs. A run is a folder: last.pt and ckpt.pt, its last state and its best, log.csv, config.json and loss.png.
-Here are its checkpoints, what it writes while it is trained, and how finished runs are read, compared and put
-in groups.
+Here is what it writes while it is trained, and how finished runs are read, compared and put in groups.
 """
 import contextlib
 import csv
-import errno
 import functools
-import glob
 import io
 import json
 import math
 import os
-import pickle
 import platform
 import re
 import secrets
-import warnings
-import zipfile
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
+from checkpoints import DIGESTED, digest, load_checkpoint, make_config, make_model, own_checkpoints
 from configurator import TOO_LARGE, cut, fail, scheme_options, suits, training_settings
 from dataset import (Dataset, data_folder, make_folder, name_of_data, remove_parts, write_together,
                      write_whole)
 from machine import git_commit, lock, rank_and_world_size, say
-from model import GPT, GPTConfig
 from streams import open_text
 
 
@@ -75,80 +69,6 @@ def read_config(folder):
         return json.load(file)
 
 
-def own_checkpoints(folder):
-    """The paths of the checkpoints of the run in a folder, first the one to go on with."""
-    paths = [os.path.join(folder, file) for file in ('last.pt', 'ckpt.pt')]
-    return [path for path in paths if os.path.exists(path)]
-
-
-def checkpoint_path(run):
-    """The best checkpoint of a run, from its folder; or the checkpoint itself, where that is named."""
-    return run if run.endswith('.pt') else os.path.join(run, 'ckpt.pt')
-
-
-def other_checkpoints(folder):
-    """The paths of what may be a checkpoint in a folder, but is not called as train.py calls it."""
-    return sorted(path for path in glob.glob(os.path.join(glob.escape(folder), '*.pt'))
-                  if os.path.basename(path) not in ('last.pt', 'ckpt.pt'))
-
-
-def load_checkpoint(path, device='cpu', remedy='take it from another copy, or train again'):
-    """
-    A checkpoint of train.py's (or nanoGPT's), unpickled by a loader that knows tensors and plain values only.
-    One line on faults, with the remedy in it.
-    """
-    if os.path.isdir(path):
-        fail(f'{path} is a directory; name the checkpoint in it')
-    if not os.path.exists(path):
-        renamed = other_checkpoints(os.path.dirname(path) or '.')
-        fail(f'there is no checkpoint {path}; ' + (f'there is {renamed[0]}: name that' if renamed else
-                                                   'train a run first, or check the path'))
-    try:
-        if zipfile.is_zipfile(path):                    # as all but old ones are
-            with zipfile.ZipFile(path) as archive:
-                if archive.testzip() is not None:       # check sums, which torch.load ignores
-                    raise zipfile.BadZipFile
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')             # of what an error will follow: one line is enough
-            checkpoint = torch.load(path, map_location=device, weights_only=True)
-    except pickle.UnpicklingError:
-        fail(f'{path} holds more than tensors and plain values, or is damaged, and is not opened; {remedy}')
-    except Exception as error:                          # damage shows in many ways
-        denied = isinstance(error, OSError) and error.errno == errno.EACCES
-        reason = os.strerror(errno.EACCES) if denied else 'it is cut short or damaged'
-        fail(f'{path} cannot be read ({reason}); {remedy}')
-    if not (isinstance(checkpoint, dict) and isinstance(checkpoint.get('model'), dict)
-            and isinstance(checkpoint.get('model_args'), dict)):
-        fail(f'{path} is no checkpoint of a GPT: it lacks model or model_args; {remedy}')
-    try:
-        checkpoint['model_args'] = vars(GPTConfig(**checkpoint['model_args']))
-    except (TypeError, ValueError) as error:
-        fail(f'{path} describes a model that cannot be: {error}; {remedy}')
-    return checkpoint
-
-
-def make_model(checkpoint, path, **changes):
-    """
-    The model of a checkpoint, with some of its settings changed, such as rope_scaling='yarn'; or where that
-    is None a new one, of these settings. One line where that cannot be.
-    """
-    try:
-        model = GPT(GPTConfig(**{**(checkpoint['model_args'] if checkpoint else {}), **changes}))
-    except (TypeError, ValueError) as error:
-        fail(f'{path}: {error}')
-    except RuntimeError:        # PyTorch could not allocate it
-        fail('a model of these sizes does not fit into memory; choose smaller ones')
-    if checkpoint:
-        try:                    # torch.compile and nanoGPT leave their marks in the names
-            weights = {name.removeprefix('_orig_mod.'): tensor for name, tensor in checkpoint['model'].items()
-                       if not name.endswith(('.attn.bias', '.attn.masked_bias'))}
-            model.load_state_dict(weights)
-        except (RuntimeError, AttributeError, TypeError) as error:
-            fail(f'{path}: its weights do not fit a model with these settings '
-                 f'({str(error).splitlines()[-1].strip()[:150]}); leave out what changes its sizes')
-    return model
-
-
 # ------------------------------------------------------------------------------------------------------------
 # a run in training
 
@@ -194,7 +114,7 @@ class Run:
         if os.path.exists(best):        # an evaluation ahead of last.pt, perhaps: a kill came between
             remedy = f'delete it: resuming then goes on from {self.path("last.pt")}'
             found = load_checkpoint(best, remedy=remedy)
-            if found.get('run') == source.get('run'):
+            if found.get('run') in (None, source.get('run')) or not source.get('run'):  # older ones have none
                 self.best_val_loss = found.get('best_val_loss', math.inf)
             elif os.path.exists(self.path('config.json')):
                 fail(f'{best} and {start.source_path} are of different runs; move {best} away, and resuming '
@@ -278,6 +198,7 @@ class Run:
             scaler=self.scaler.state_dict(), batch_generator=self.batch_generator.get_state(),
             iter_num=self.iteration, best_val_loss=self.best_val_loss, seconds=self.seconds, log=self.log,
             loss_sum=self.loss_sum, loss_count=self.loss_count, wandb_id=self.wandb.id, run=self.mark)
+        state['digests'] = {part: digest(state[part]) for part in DIGESTED}
         write = functools.partial(torch.save, state)
         if self.saved:
             write_whole(self.path(file), write)
@@ -374,7 +295,7 @@ def checked(config):
             raise ValueError(f'the setting {name} cannot be {value!r}')
         if run.model_args.get(name, value) != value:
             raise ValueError(f'settings and model_args differ in {name}')
-    run.model_args = vars(GPTConfig(**run.model_args))
+    run.model_args = vars(make_config(run.model_args))
     return run
 
 

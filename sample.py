@@ -55,10 +55,10 @@ if not start:
 
 import torch                    # after configure(), so that --help and mistakes in flags answer at once
 
+from checkpoints import checkpoint_path, load_checkpoint, make_model
 from dataset import GPT2_VOCABULARY, Dataset, data_folder, make_tokenizer
 from machine import autocast, pick_device
 from model import Cache
-from runs import checkpoint_path, load_checkpoint, make_model
 
 if dataset:
     data_folder(dataset)        # does it exist?

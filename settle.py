@@ -2,17 +2,18 @@
 What a run is to be. Three sources leave nothing open: what is asked for, what the run says that it starts
 from, and what fits the machine. Then the checks: of settings together, of the folder, and of the data.
 """
+import math
 import os
 from types import SimpleNamespace
 
 import torch
 
+from checkpoints import checkpoint_path, load_checkpoint, make_config, other_checkpoints, own_checkpoints
 from configurator import fail
 from dataset import name_of_data
 from machine import lock, rank_and_world_size
 from model import GPTConfig
-from runs import (FILES, check_free, checkpoint_path, load_checkpoint, need_folder, other_checkpoints,
-                  own_checkpoints)
+from runs import COLUMNS, FILES, check_free, checked, need_folder
 
 # What None stands for: on a GPU nanoGPT's baby GPT; elsewhere what gives its best in three minutes on two
 # cores.
@@ -101,11 +102,37 @@ def load_to_resume(folder, only_read):
     remedy = 'start the run again' if len(there) == 1 else f'delete it: resuming then goes on from {there[1]}'
     source = load_checkpoint(there[0], remedy=remedy)
     kinds = dict(config=dict, optimizer=list, scaler=dict, batch_generator=torch.Tensor, iter_num=int,
-                 seconds=float, log=list, data=dict)
+                 seconds=float, log=list, data=dict, loss_sum=float, loss_count=int)
     if not all(isinstance(source.get(key), kind) for key, kind in kinds.items()):
         fail(f"{there[0]} is not a run of train.py's to go on with; start another from its weights with "
              f'--init_from={folder}')
+    try:
+        checked(dict(settings=source['config'], model_args=source['model_args'], data=source['data']))
+        check_numbers(source)
+    except (TypeError, ValueError) as error:
+        fail(f'{there[0]} is damaged: {error}; {remedy}')
     return source, there[0], remedy
+
+
+def check_numbers(source):
+    """ValueError, with one sentence, for numbers of a checkpoint that no run comes to."""
+    steps, number = source['iter_num'], (int, float)
+    if type(steps) is not int or steps < 0 or not 0 <= source['seconds'] < math.inf:
+        raise ValueError(f'it cannot stand at step {steps!r} after {source["seconds"]!r} seconds')
+    if type(source['loss_count']) is not int or source['loss_count'] < 0 or math.isnan(source['loss_sum']):
+        raise ValueError('its sum of losses is none')
+    if not isinstance(source.get('wandb_id'), (str, type(None))):
+        raise ValueError('its wandb_id is no text')
+    if not all(type(value) in number for value in source['scaler'].values()):
+        raise ValueError('its scaler holds more than numbers')
+    before = -1
+    for row in source['log']:
+        if (not isinstance(row, (list, tuple)) or len(row) != len(COLUMNS) or type(row[0]) is not int
+                or not before < row[0] <= steps
+                or not all(type(entry) in number or column == 'train_loss' and entry == ''
+                           for column, entry in zip(COLUMNS, row))):
+            raise ValueError('its log has a row that is none')
+        before = row[0]
 
 
 def check_settings(settings, model_args, device):
@@ -121,7 +148,7 @@ def check_settings(settings, model_args, device):
         fail(f'gradient_accumulation_steps {chosen.gradient_accumulation_steps} must be a multiple of the '
              f'{world_size} processes that share them')
     try:
-        GPTConfig(**model_args)
+        make_config(model_args)
     except ValueError as error:
         fail(error)
     if (parameters := 12 * chosen.n_layer * chosen.n_embd ** 2) > 1e11:

@@ -69,12 +69,13 @@ import numpy as np              # after configure(), so that --help and mistakes
 import torch
 from tqdm import tqdm
 
+from checkpoints import make_model
 from dataset import Dataset, data_folder, prepare_if_missing
 from machine import (StopRequest, autocast, choose_kernels, connect, end_with_stdin, pick_device,
                      rank_and_world_size, say, sum_over_processes, wait_for_all)
 from measure import (compiled_or_not, keep_on_device, read_windows, sum_of_losses, training_step, utilisation,
                      window_starts)
-from runs import Run, make_model
+from runs import Run
 from settle import check_data, check_place, settle
 
 # ------------------------------------------------------------------------------------------------------------
