@@ -4,16 +4,16 @@ it began with, until there is something better.
 """
 import os
 import shutil
-import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 import measure
-from harness import (ROOT, TINY, assert_one_line, assert_refused, at_step, command, contents, differences, differences_of_runs, make_data,
-                     make_project, read, read_log, run, start, state, train, trained, tree, write)
+from harness import (TINY, assert_one_line, assert_refused, at_step, command, contents, differences_of_runs, make_data, make_project, read,
+                     read_log, run, start, state, train, trained, tree, write)
 from runs import FILES
 
 
@@ -55,7 +55,7 @@ def test_foreign_files_are_never_replaced(files, flag, project, folder):
     for file in files:
         write(os.path.join(folder, file), '{"mine": 1}')
     before = contents(folder)
-    assert_refused(train(project, NEW, flag), f'out/new', files[0], '--out_dir')
+    assert_refused(train(project, NEW, flag), 'out/new', files[0], '--out_dir')
     assert contents(folder) == before
 
 
@@ -99,13 +99,15 @@ def test_parts_of_a_run_are_replaced_only_if_asked_for(project, old):
 
 def test_a_folder_has_one_writer_and_a_kill_frees_it(project, folder):
     flags = [*TINY, NEW, '--max_iters=1000000', '--eval_interval=1000000']
-    process = start(project, 'train.py', *flags)
-    assert any(line.startswith('step 0') for line in iter(process.stdout.readline, ''))
+    process = start(project, os.path.join(project, 'train.py'), *flags)
     try:
+        while not os.path.exists(os.path.join(folder, 'config.json')):
+            assert process.poll() is None
+            time.sleep(0.05)
         for flag in ('--init_from=resume', '--overwrite'):
             refused = run(project, 'train.py', *flags, flag)
             assert_refused(refused, 'another process is writing to out/new', 'another --out_dir')
-        run(project, 'train.py', *flags, '--init_from=resume', '--eval_only').code == 0      # reads only
+        assert run(project, 'train.py', *flags, '--init_from=resume', '--eval_only').code == 0      # which only reads
     finally:
         process.kill()
         process.communicate()
@@ -113,7 +115,7 @@ def test_a_folder_has_one_writer_and_a_kill_frees_it(project, folder):
 
 
 def test_of_two_runs_that_start_at_once_one_is_whole(project, folder):
-    both = [start(project, 'train.py', *TINY, NEW) for _ in range(2)]
+    both = [start(project, os.path.join(project, 'train.py'), *TINY, NEW) for _ in range(2)]
     errors = [process.communicate(timeout=100)[1] for process in both]
     codes = [process.returncode for process in both]
     assert sorted(codes) == [0, 2], errors
@@ -274,7 +276,7 @@ def test_other_threads_are_said_once(project, folder):
     assert 'threads' not in trained(project, NEW, '--init_from=resume', '--max_iters=12').out
     for words in (True, False):
         flags = [*TINY, NEW, '--init_from=resume', f'--max_iters={20 - 2 * words}']
-        done = command(project, 'train.py', *flags, env={'OMP_NUM_THREADS': '2'})
+        done = command(project, os.path.join(project, 'train.py'), *flags, env={'OMP_NUM_THREADS': '2'})
         assert done.code == 0 and ('2 threads, where the run had 1' in done.out) == words
         assert ('OMP_NUM_THREADS=1' in done.out) == words
 
