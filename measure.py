@@ -398,7 +398,8 @@ def evaluate(run, block_size, sweep, stride, device, kept, code):
     It takes a minute or so, so it is kept in the folder `kept`, under a name that changes with the weights,
     the data, the sweep and the code, a code_version().
     """
-    name = hashlib.sha256(json.dumps([code, run.data, block_size, sweep, stride, device.type]).encode())
+    what = [code, run.data, run.model_args, block_size, sweep, stride, device.type]
+    name = hashlib.sha256(json.dumps(what).encode())
     weights = os.path.join(run.folder, 'last.pt')
     try:
         with open(weights, 'rb') as file:

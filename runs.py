@@ -102,6 +102,9 @@ class Run:
         try:
             for optimizer, state in zip(self.optimizers, source['optimizer'], strict=True):
                 optimizer.load_state_dict(state)
+                for parameter, kept in optimizer.state.items():
+                    if any(tensor.dim() and tensor.shape != parameter.shape for tensor in kept.values()):
+                        raise ValueError('a momentum of another shape')
             if source['scaler']:                        # empty unless float16 was used
                 self.scaler.load_state_dict(source['scaler'])
             self.batch_generator.set_state(source['batch_generator'])

@@ -150,7 +150,8 @@ def test_other_data_under_the_same_name_are_refused(project):
     text = read(os.path.join(folder, 'input.txt')).decode()
     make_data(folder, text[2000:], 18000)
     try:
-        assert_refused(train(project, '--out_dir=out/data', '--max_iters=20', '--init_from=resume'), 'tiny has been prepared anew')
+        assert_refused(train(project, '--out_dir=out/data', '--max_iters=20', '--init_from=resume'),
+                       'not in the data set tiny', '--dataset=tiny_before')
     finally:
         shutil.rmtree(folder)
         os.rename(folder + '_before', folder)
