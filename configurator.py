@@ -3,15 +3,10 @@ Settings, in nanoGPT's manner: plain assignments at a script's top, each with a 
 
     n_layer: count = None   # number of blocks; None fits the machine
 
-and below them `configure(globals(), __file__)`. Then
-
-    python train.py config/rope.py config/small.py --batch_size=32 --compile=False
-
-reads the files in turn, then the flags (`--key=value` or `--key value`); later ones win. A setting keeps the
-type of its default. An annotation says what the default does not: the type behind None, a limit (`count`,
-`share`), or that None will do, too (`count | None`). Nothing here is executed, unlike nanoGPT's: a config
-file may hold assignments of literals and simple arithmetic, and anything else in it is refused with its line
-number.
+and below them `configure(globals(), __file__)`, which reads config files in turn, then flags (`--key=value`
+or `--key value`); later ones win. A setting keeps the type of its default; an annotation says what that does
+not: the type behind None, a limit (`count`, `share`), or that None will do (`count | None`). Nothing here is
+executed, unlike nanoGPT's: a config file holds literals and simple arithmetic, and the rest is refused.
 """
 import ast
 import contextlib
@@ -68,11 +63,10 @@ def out_of_memory(error):
 def explain(kind, error, traceback):
     """In place of a traceback, as sys.excepthook: two faults that may come at any moment get one line."""
     if kind is KeyboardInterrupt:
-        print('stopped', file=sys.stderr)
-    elif out_of_memory(error):
+        return print('stopped', file=sys.stderr)
+    if out_of_memory(error):
         fail('there is not enough memory for these sizes; choose a smaller batch_size, window or model')
-    else:
-        sys.__excepthook__(kind, error, traceback)
+    sys.__excepthook__(kind, error, traceback)
 
 
 def cut(text):
@@ -139,10 +133,8 @@ def suits(value, setting):
 
 
 def convert(what, text, tree, setting):
-    """
-    The value of an expression, in the type of its setting, or one line. what and text are for that line: the
-    setting, '--seed' or 'my.py, line 3: seed', and its value as written. tree() makes the parsed expression.
-    """
+    """The value of an expression, which tree() makes, in the type of its setting; or one line, which quotes
+    what is set, '--seed' or 'my.py, line 3: seed', and the value as written."""
     kind, wanted = KINDS[setting.kind][:2]
     try:
         value, reason = evaluate(tree()), ''
