@@ -309,7 +309,7 @@ def read_log(folder):
     """
     path = os.path.join(folder, 'log.csv')
     try:
-        with open(path, encoding='utf-8', newline='') as file:
+        with open_text(path) as file:
             rows = [SimpleNamespace(iteration=int(row['iter']), tokens=int(row['tokens']),
                                     seconds=float(row['seconds']), val_loss=float(row['val_loss']))
                     for row in csv.DictReader(file)]

@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from torch.nn import functional as F
 from conftest import random_tokens, small_model
 from dataset import WordTokenizer
 from harness import HERE, ROOT
-from measure import (answer_accuracy, keep_on_device, losses_at_length, read_windows, sum_of_losses, sweep_plan, token_losses,
-                     training_step, window_starts)
+from measure import (answer_accuracy, keep_on_device, losses_at_length, peak_flops, read_windows, sum_of_losses, sweep_plan,
+                     token_losses, training_step, utilisation, window_starts)
 
 CPU = torch.device('cpu')
 FLOAT32 = contextlib.nullcontext()
@@ -169,3 +170,22 @@ def test_answer_accuracy_counts_right_answers(monkeypatch):
         examples.append((prompt, answer[1:]))
         right += answer == guess
     assert 20 < right < 80 and answer_accuracy(model, tokenizer, examples, CPU) == right / 100
+
+
+def test_gpus_are_known_by_whole_words_of_their_names():
+    """An L40 and an L40S are no L4; what is not known has no utilisation, nor has a CPU."""
+    names = ['NVIDIA L4', 'NVIDIA L40', 'NVIDIA L40S', 'NVIDIA A100-SXM4-80GB', 'NVIDIA H100 80GB HBM3', 'NVIDIA H100 PCIe', 'NVIDIA H200']
+    assert [peak_flops(name) for name in names] == [121e12, 181e12, 362e12, 312e12, 989e12, 756e12, 989e12]
+    assert peak_flops('NVIDIA L400') is None and peak_flops('Tesla T4') is None
+    assert utilisation(small_model('rope'), 1024, 0.1, 'bfloat16') is None
+
+
+def test_utilisation_is_the_models_arithmetic_over_the_peak(monkeypatch):
+    """6 N + 12 L C T operations a token; twice the tokens in as much time is twice the share."""
+    monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device: 'NVIDIA L4')
+    model = SimpleNamespace(config=small_model('rope').config, get_num_params=lambda: 1000,
+                            lm_head=SimpleNamespace(weight=SimpleNamespace(device=torch.device('cuda'))))
+    expected = (6 * 1000 + 12 * 2 * 24 * 32) * 4096 / 0.5 / 121e12
+    assert utilisation(model, 4096, 0.5, 'bfloat16') == pytest.approx(expected)
+    assert utilisation(model, 8192, 0.5, 'bfloat16') == pytest.approx(2 * expected)
+    assert utilisation(model, 4096, 0.5, 'float32') is None
