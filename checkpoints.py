@@ -118,7 +118,8 @@ def load_checkpoint(path, device='cpu', remedy='take it from another copy, or tr
     digests = checkpoint.get('digests')                 # old ones have none
     for part in DIGESTED if isinstance(digests, dict) else ():
         if part in checkpoint and part in digests and digest(checkpoint[part]) != digests[part]:
-            fail(f'{path} is damaged: its {part} is not what was written; {remedy}')
+            fail(f'{path} is damaged: its {part} is not what was written; {remedy}. (Was it changed on '
+                 "purpose? Then delete its entry 'digests', too.)")
     try:
         checkpoint['model_args'] = vars(make_config(checkpoint['model_args']))
     except ValueError as error:
