@@ -19,12 +19,13 @@ import sys
 import time
 from types import SimpleNamespace
 
-from configurator import configure, count, fail, training_settings
+from configurator import configure, count, fail, read_config, training_settings
 
 
 # ------------------------------------------------------------------------------------------------------------
 # what to compare
 schemes = 'learned,sinusoidal,shaw,rope,alibi'  # trained where no runs are named; 'all' takes all eight
+as_published = False            # train without config/NAME.py, where settings are that suit a scheme best
 seeds: count = 3                # runs of each scheme
 seed = 1337                     # the first run's seed; the others' follow it
 out_dir = 'out/compare'         # where the runs are trained and the results written
@@ -65,11 +66,17 @@ def prepared(dataset):
     return Dataset(prepare_if_missing(dataset))
 
 
-def planned_run(scheme, seed, folder, asked, machine):
+def config_file(scheme):
+    return os.path.join(HERE, 'config', f'{scheme}.py')
+
+
+def planned_run(scheme, seed, folder, asked, machine, by_config=True):
     """
-    What train.py will make of a scheme, a seed and what else is asked of it, {setting: value}: a run as
-    read_run() gives one, before its first step.
+    What train.py will make of a scheme, a seed and what else is asked of it, {setting: value}, which comes
+    before what the scheme's config file says: a run as read_run() gives one, before its first step.
     """
+    if by_config and os.path.exists(config_file(scheme)):
+        asked = {**read_config(config_file(scheme), training_settings()), **asked}
     asked = {**asked, 'position': scheme, 'seed': seed, 'out_dir': folder}
     defaults = {name: default.value for name, default in training_settings().items()}
     settled = settle({**defaults, **asked}, asked, machine)
@@ -233,7 +240,8 @@ def plan(machine):
         return runs, []
     names = list(SCHEMES) if schemes == 'all' else named(schemes, SCHEMES, 'scheme')
     asked = {name: value for name, value in given.items() if name not in settings or name == 'device'}
-    runs = [planned_run(name, seed + i, os.path.join(out_dir, f'{name}-seed{seed + i}'), asked, machine)
+    runs = [planned_run(name, seed + i, os.path.join(out_dir, f'{name}-seed{seed + i}'), asked, machine,
+                        by_config=not as_published)
             for i in range(seeds) for name in names]
     missing = [(run, steps) for run in runs if (steps := steps_done(run)) is not None]
     if len(missing) < len(runs):

@@ -363,6 +363,20 @@ def load_model(run, device, **changes):
     return make_model(load_checkpoint(path), path, **changes).to(device).eval()
 
 
+# Where the second half of shakespeare_char's validation text begins: Macbeth and The Tempest.
+MACBETH = 'First Witch:\nWhen shall we three meet again'
+
+
+def tokens_of_choice(run, data):
+    """
+    How many of the validation text's first tokens are no judge of a run, since settings were chosen on them:
+    the plays Twelfth Night and King John, which tune.py chose config/NAME.py's on. None of other data sets.
+    """
+    if run.settings['dataset'] != 'shakespeare_char':
+        return 0
+    return data.tokenizer.decode(data.tokens('val')).index(MACBETH)
+
+
 def code_version():
     """A hash of the code that decides what an evaluation finds."""
     version = hashlib.sha256(torch.__version__.encode())

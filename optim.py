@@ -7,18 +7,26 @@ import torch
 
 
 def make_optimizers(model, weight_decay, learning_rate, betas, device_type, optimizer='adamw',
-                    muon_learning_rate=0.02):
+                    muon_learning_rate=0.02, position_rate=1.0):
     """
     A list of one or two. 'adamw': one, which decays what has two dimensions or more, as nanoGPT does. 'muon'
     (Jordan 2024): a second one takes the blocks' matrices c_attn, c_proj and c_fc, and orthogonalises their
     steps; embeddings, norms and everything about positions stay with AdamW, the same for all schemes.
+
+    position_rate: what the scheme's own parameters learn at, in learning rates. AdamW moves every number by
+    about the learning rate, and T5's biases have to come to 3 and more, where a weight of a layer needs 0.1.
+    They decay as they would at 1. A group's 'rate' says what its learning rate is to be multiplied by.
     """
-    matrices, decayed, others = [], [], []
+    matrices, groups = [], {(1.0, True): [], (1.0, False): []}          # by rate, and whether they decay
     for name, parameter in model.named_parameters():
-        in_block = name.startswith('transformer.h.') and parameter.dim() == 2
-        group = matrices if in_block and optimizer == 'muon' else decayed if parameter.dim() >= 2 else others
-        group.append(parameter)
-    groups = [dict(params=decayed, weight_decay=weight_decay), dict(params=others, weight_decay=0.0)]
+        if optimizer == 'muon' and name.startswith('transformer.h.') and parameter.dim() == 2:
+            matrices.append(parameter)
+        else:
+            rate = position_rate if name.startswith('transformer.wpe.') else 1.0
+            groups.setdefault((rate, parameter.dim() >= 2), []).append(parameter)
+    groups = [dict(params=parameters, rate=rate, lr=learning_rate * rate,
+                   weight_decay=weight_decay / rate if decays else 0.0)
+              for (rate, decays), parameters in groups.items()]
     fused = {'fused': True} if device_type in ('cpu', 'cuda') else {}
     optimizers = [torch.optim.AdamW(groups, lr=learning_rate, betas=betas, **fused)]
     if matrices:

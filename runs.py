@@ -269,7 +269,7 @@ class Wandb:
 # ------------------------------------------------------------------------------------------------------------
 # finished runs, and which of them can be compared
 
-SCHEME_SETTINGS = ('position', *scheme_options())
+SCHEME_SETTINGS = ('position', *scheme_options(), 'learning_rate', 'muon_learning_rate', 'position_rate')
 FREE_SETTINGS = ('dataset', 'out_dir', 'overwrite', 'log_interval', 'eval_only', 'wandb_log', 'wandb_project',
                  'wandb_run_name', 'device', 'compile', 'backend', 'deterministic')
 # What every run has to say of itself to be compared
@@ -358,8 +358,9 @@ def differences(one, other, but=OF_ITS_OWN):
         names = [run.settings['dataset'] for run in (one, other)]
         found.append('data {} against {}'.format(*names) if names[0] != names[1] else
                      f'two versions of the data set {names[0]}')
-    for key in one.settings:
-        values = [run.settings.get(key) for run in (one, other)]
+    defaults = training_settings()                      # a run from before a setting has its default
+    for key in defaults:
+        values = [run.settings.get(key, defaults[key].value) for run in (one, other)]
         if key == 'init_from':                          # one that was interrupted is as good as any
             values = ['scratch' if value == 'resume' else value for value in values]
         if key not in FREE_SETTINGS and key not in but and values[0] != values[1]:

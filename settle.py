@@ -140,6 +140,8 @@ def check_settings(settings, model_args, device):
     chosen, world_size = SimpleNamespace(**settings), rank_and_world_size()[1]
     if chosen.optimizer not in ('adamw', 'muon'):
         fail(f"optimizer must be 'adamw' or 'muon', not {chosen.optimizer!r}")
+    if chosen.position_rate == 0:
+        fail('position_rate must be above 0; at 0 nothing that the scheme trains would move')
     if chosen.min_lr > chosen.learning_rate:
         fail(f'min_lr {chosen.min_lr} must not be above learning_rate {chosen.learning_rate}; lower it too')
     if device.type == 'cpu' and chosen.dtype == 'float16':

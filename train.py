@@ -37,6 +37,7 @@ position = 'learned'            # none, learned, sinusoidal, shaw, rope, alibi, 
 optimizer: str = None           # 'adamw', or 'muon' for the blocks' matrices and adamw for the rest
 learning_rate: float = None     # adamw's peak
 muon_learning_rate = 0.02       # muon's peak
+position_rate = 1.0             # what the position scheme's own parameters learn at, in learning rates
 max_iters: count = None         # steps
 weight_decay = 0.1              # on what has two dimensions or more
 beta1: share = 0.9              # adamw
@@ -135,7 +136,7 @@ choose_kernels(device, deterministic)
 model_args = {**start.model_args, 'vocab_size': data.vocab_size}
 raw_model = make_model(start.source, start.source_path, **model_args).to(device)
 optimizers = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type,
-                                            optimizer, muon_learning_rate)
+                                            optimizer, muon_learning_rate, position_rate)
 scaler = torch.amp.GradScaler(device.type, enabled=dtype == 'float16')     # its small gradients would vanish
 run = Run(settings, model_args, data, raw_model, optimizers, scaler, batch_generator)
 if start.resuming:
@@ -245,7 +246,7 @@ while True:
     # One step. Dropout follows from seed, step and process alone, so that a resumed run draws the same.
     for each, peak in zip(optimizers, (learning_rate, muon_learning_rate)):
         for group in each.param_groups:
-            group['lr'] = peak * factor
+            group['lr'] = peak * factor * group.get('rate', 1.0)        # Muon's have none
     torch.manual_seed(int(np.random.SeedSequence((seed, run.iteration, rank)).generate_state(1)[0]))
     unread += training_step(model, optimizers, get_batch(), forward_context, grad_clip, scaler)
     run.iteration += 1
