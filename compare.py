@@ -25,16 +25,18 @@ from configurator import configure, count, fail, read_config, training_settings
 # ------------------------------------------------------------------------------------------------------------
 # what to compare
 schemes = 'learned,sinusoidal,shaw,rope,alibi'  # trained where no runs are named; 'all' takes all eight
-as_published = False            # train without config/NAME.py, where settings are that suit a scheme best
+as_published = False            # train without config/NAME.py, which holds what suits a scheme best
 seeds: count = 3                # runs of each scheme
 seed = 1337                     # the first run's seed; the others' follow it
 out_dir = 'out/compare'         # where the runs are trained and the results written
 jobs: count = 1                 # trainings side by side, each with its share of the CPU's cores
-force = False                   # compare runs although their data, sizes or steps differ
+retrain = False                 # train runs anew whose scheme's code has changed since
+keep = False                    # keep such runs; the table says so
+force = False                   # compare runs although their data, sizes or steps differ; the table says so
 # the length sweep
-sweep_tokens: count = 65536     # tokens of the validation text that are scored at every length, the same ones
-longest: count = 16             # the longest windows, in trained lengths
-stride: count = None            # score sliding windows too, each so many tokens after the one before
+sweep_tokens: count = 16384     # tokens of the validation text that are scored at every length, the same ones
+longest: count = 8              # the longest windows, in trained lengths
+stride: count = None            # tokens from one sliding window to the next; None: half the trained length
 # RoPE's context extensions
 scalings: str = None            # score the named RoPE runs at up to 8 times their length with each, and stop
 # the machine
@@ -50,11 +52,12 @@ from tqdm import tqdm
 import plots
 from dataset import Dataset, make_folder, prepare_if_missing, write_whole
 from machine import END_WITH_STDIN, lock, pick_device
-from measure import code_version, evaluate, load_model, losses_at_length, step_times, sweep_plan
+from measure import (code_version, evaluate, fingerprint, load_model, losses_at_length, step_times,
+                     sweep_plan)
 from model import GPT, GPTConfig, ROPE_SCALINGS, SCHEMES
 from runs import check_comparable, differences, group_runs, need_folder, open_data, read_log, read_run
 from settle import settle
-from tables import comparison, counted, duration, last_line, named, results_csv, scaling_report
+from tables import comparison, counted, duration, last_line, named, results_csv, scaling_csv, scaling_report
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -81,12 +84,16 @@ def planned_run(scheme, seed, folder, asked, machine, by_config=True):
     defaults = {name: default.value for name, default in training_settings().items()}
     settled = settle({**defaults, **asked}, asked, machine)
     data = prepared(settled.settings['dataset'])
-    return SimpleNamespace(folder=folder, asked=asked, settings=settled.settings, data=data.meta['sha256'],
+    return SimpleNamespace(folder=folder, asked=asked, anew=False, settings=settled.settings,
+                           data=data.meta['sha256'],
                            model_args={**settled.model_args, 'vocab_size': data.vocab_size})
 
 
-def steps_done(planned):
-    """How many steps of a planned run are done; None if it is finished. One line if another run is there."""
+def steps_done(planned, retrain=False, keep=False):
+    """
+    How many steps of a planned run are done; None if it is finished. One line if another run is there, or one
+    that other code has trained and that is neither to be kept nor to be trained anew.
+    """
     if not os.path.exists(os.path.join(planned.folder, 'config.json')):
         return 0
     run = read_run(planned.folder)
@@ -94,13 +101,30 @@ def steps_done(planned):
     if found:
         fail(f'{planned.folder} holds another run: {", ".join(found)}; '
              'choose another --out_dir, or remove it')
+    changed = other_code(run)
+    if changed and retrain:
+        print(f'{run.folder} is trained anew: {changed}')
+        planned.anew = True
+        return 0
+    if changed and not keep:
+        fail(f'{run.folder} is of other code: {changed}; add --retrain, or --keep, which the table will say')
     return None if run.finished else run.log[-1].iteration if run.log else 0
+
+
+def other_code(run):
+    """How this code differs from what has trained a run, in words; '' if it does not, as far as is known."""
+    now = fingerprint(run.settings, run.model_args)
+    if run.fingerprint is None or np.allclose(now, run.fingerprint, rtol=0, atol=1e-4, equal_nan=True):
+        return ''
+    return (f'three steps of a tiny model with position {run.settings["position"]} end at a loss of '
+            f'{now[-1]:.4f}, and did at {run.fingerprint[-1]:.4f}')
 
 
 def train_command(run):
     flags = [f'--{name}={value}' for name, value in run.asked.items()]
     begun = any(os.path.exists(os.path.join(run.folder, name)) for name in ('last.pt', 'ckpt.pt'))
-    return [sys.executable, os.path.join(HERE, 'train.py'), *flags] + ['--init_from=resume'] * begun
+    how = '--overwrite=True' if run.anew else '--init_from=resume'
+    return [sys.executable, os.path.join(HERE, 'train.py'), *flags] + [how] * begun
 
 
 def begin_training(run, threads):
@@ -162,6 +186,9 @@ def train_missing(missing, jobs, bar):
 def check_flags():
     """One line for settings that make no sense, alone or together."""
     need_folder(out_dir)
+    if retrain and (keep or folders):
+        fail('--retrain trains --schemes anew whose code has changed; leave out '
+             + ('--keep' if keep else 'it, and train the runs that are named by train.py --overwrite=True'))
     for name in ('position', 'init_from', 'overwrite', 'eval_only', 'wandb_run_name'):
         if name in given:
             fail(f'--{name} is for train.py alone; compare.py trains the --schemes that are missing from '
@@ -191,7 +218,9 @@ def compare_scalings(machine):
     L. Runs trained from scratch are scored with each of the scalings switched on, factor = length / L,
     original length = L; runs that were trained on from others, as they are.
     """
-    names, runs = named(scalings, ROPE_SCALINGS, 'scaling'), [read_run(folder) for folder in folders]
+    # Read in one pass, dynamic with factor 1 takes ntk's base for a factor of n / L: one row for both.
+    names = ['ntk' if name == 'dynamic' else name for name in named(scalings, ROPE_SCALINGS, 'scaling')]
+    runs = [read_run(folder) for folder in folders]
     for run in runs:
         if run.settings['position'] != 'rope':
             fail(f'--scalings is for RoPE runs, and {run.folder} has position {run.settings["position"]}; '
@@ -202,33 +231,34 @@ def compare_scalings(machine):
         check_comparable([run], force)                  # is it finished?
     zero_shot = [run for run in runs if run.settings['init_from'] in ('scratch', 'resume')
                  and run.model_args['rope_scaling'] == 'none']
-    trained_on = [run for run in runs if run not in zero_shot]
+    trained_on = group_runs([run for run in runs if run not in zero_shot], but=('seed', 'init_from'))
     L = min(run.model_args['rope_original_length'] or run.model_args['block_size'] for run in runs)
     tokens = open_data(runs[0]).tokens('val')
     lengths, begin, number = sweep_plan(L, len(tokens), sweep_tokens, (1, 2, 4, 8))
-    bar = tqdm(total=(len(names) * len(zero_shot) + len(trained_on)) * len(lengths), unit='evaluation',
-               disable=not sys.stderr.isatty())
+    step = stride or max(L // 2, 1)
+    models = len(set(names)) * len(zero_shot) + len(runs) - len(zero_shot)
+    bar = tqdm(total=models * len(lengths), unit='evaluation', disable=not sys.stderr.isatty())
 
     def score(run, length, **changes):
         bar.update()
         model = load_model(run, machine, **changes)
-        return losses_at_length(model, tokens, length, begin, number, stride, machine)
+        return losses_at_length(model, tokens, length, begin, number, step, machine)
 
     own_folder()
-    rows = []                                           # (name, for each length a triple of each run)
-    for scaling in names if zero_shot else ():
+    rows = []                       # (name, runs, for each length and run what losses_at_length() finds)
+    for scaling in dict.fromkeys(names) if zero_shot else ():
         factors = [1.0 if scaling == 'none' else length / L for length in lengths]
-        rows.append((scaling, [
+        rows.append(('ntk, dynamic' if scaling == 'ntk' else scaling, zero_shot, [
             [score(run, length, rope_scaling=scaling, rope_factor=factor, rope_original_length=L)
              for run in zero_shot] for length, factor in zip(lengths, factors)]))
-    for run in trained_on:
-        args = run.model_args
-        name = (f'{run.folder} ({args["rope_scaling"]}, factor {args["rope_factor"]:g}, '
-                f'{run.settings["max_iters"]} steps at {args["block_size"]})')
-        rows.append((name, [[score(run, length)] for length in lengths]))
+    for group in trained_on:
+        args, of_group = group.first.model_args, list(group.runs.values())
+        name = f'{args["rope_scaling"]}, {group.first.settings["max_iters"]} steps at {args["block_size"]}'
+        rows.append((name, of_group, [[score(run, length) for run in of_group] for length in lengths]))
     bar.close()
-    text = scaling_report(rows, L, lengths, number, stride, zero_shot, trained_on)
+    text = scaling_report(rows, L, lengths, number, step, zero_shot)
     write('scaling.md', text)
+    write('scaling.csv', scaling_csv(rows, L, lengths))
     print(text)
 
 
@@ -237,13 +267,17 @@ def plan(machine):
     if folders:
         runs = [read_run(folder) for folder in folders]
         check_comparable(runs, force)
+        for run in runs:
+            if not keep and (changed := other_code(run)):
+                fail(f'{run.folder} is of other code: {changed}; train it anew, or add --keep, which the '
+                     'table will say')
         return runs, []
     names = list(SCHEMES) if schemes == 'all' else named(schemes, SCHEMES, 'scheme')
     asked = {name: value for name, value in given.items() if name not in settings or name == 'device'}
     runs = [planned_run(name, seed + i, os.path.join(out_dir, f'{name}-seed{seed + i}'), asked, machine,
                         by_config=not as_published)
             for i in range(seeds) for name in names]
-    missing = [(run, steps) for run in runs if (steps := steps_done(run)) is not None]
+    missing = [(run, steps) for run in runs if (steps := steps_done(run, retrain, keep)) is not None]
     if len(missing) < len(runs):
         print(f'{len(runs) - len(missing)} of {len(runs)} runs are finished already')
     return runs, missing
@@ -260,6 +294,7 @@ def main():
     validation_tokens = min(len(open_data(group.first).tokens('val')) for group in groups)
     multiples = [1 / 4, 1 / 2] + [2 ** i for i in range(int(math.log2(longest)) + 1)]
     sweep = sweep_plan(block_size, validation_tokens, sweep_tokens, multiples)
+    step = stride or max(block_size // 2, 1)
     own_folder()
 
     models = {group.label: group.first.model_args for group in groups}
@@ -269,7 +304,7 @@ def main():
 
     # How long will it take? In training steps; to read a token costs a third of training on it.
     lengths, _, number = sweep
-    overlap = [max(length / stride, 1) if stride else 0 for length in lengths]
+    overlap = [max(length / step, 1) for length in lengths]
     read = validation_tokens + number * (len(lengths) + sum(overlap))
     micro_batches = first['gradient_accumulation_steps']
     evaluation_steps = 1 + int(read / (3 * micro_batches * first['batch_size'] * block_size))
@@ -286,7 +321,7 @@ def main():
 
     train_missing(missing, jobs, bar)
     runs = [read_run(run.folder) for run in runs]
-    check_comparable(runs, force)
+    forced, kept_runs = check_comparable(runs, force), [run.folder for run in runs if other_code(run)]
     groups, kept = group_runs(runs), os.path.join(out_dir, 'evaluations')
     make_folder(kept)
     for group in groups:
@@ -296,13 +331,13 @@ def main():
         group.notes = open_data(group.first).meta.get('notes', {})
         for run in group.runs.values():
             bar.set_postfix_str(f'evaluating {run.folder}')
-            run.result = evaluate(run, block_size, sweep, stride, machine, kept, code)
+            run.result = evaluate(run, block_size, sweep, step, machine, kept, code)
             bar.update(evaluation_steps)
     bar.close()
 
     base = next((group for group in groups if group.label == 'learned'), groups[0])
-    groups.sort(key=lambda group: np.mean([run.result['val_loss'] for run in group.runs.values()]))
-    text = comparison(groups, base, block_size, sweep, stride, seconds)
+    groups.sort(key=lambda group: np.mean([run.result['report_loss'] for run in group.runs.values()]))
+    text = comparison(groups, base, block_size, sweep, step, seconds, forced, kept_runs)
     write('table.md', text)
     write('results.csv', results_csv(groups, seconds))
     try:

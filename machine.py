@@ -4,6 +4,7 @@ signals.
 """
 import contextlib
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -55,6 +56,17 @@ def choose_kernels(device, deterministic=False):
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')     # cuBLAS reads it at its first use
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
+
+
+def machine_name():
+    """What computes: the GPU's name, or the processor's, as far as it is known."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    with contextlib.suppress(OSError), open('/proc/cpuinfo') as file:
+        for line in file:
+            if line.startswith('model name'):
+                return line.partition(':')[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def git_commit(folder=HERE):

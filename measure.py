@@ -110,6 +110,14 @@ def take_turns(candidates, rounds, wait=lambda: None, clock=time.perf_counter, w
     return seconds
 
 
+def optimizers_of(model, settings, device_type):
+    """The optimizers that a run's settings ask for."""
+    names = 'weight_decay', 'learning_rate', 'beta1', 'beta2', 'optimizer', 'muon_learning_rate'
+    decay, rate, beta1, beta2, *others = (settings[name] for name in names)
+    return model.configure_optimizers(decay, rate, (beta1, beta2), device_type, *others,
+                                      settings.get('position_rate', 1.0))
+
+
 def step_times(models, settings, block_size, device):
     """
     Seconds that a training step on one micro-batch takes, {name: seconds}, for `models`, {name: model_args}.
@@ -119,9 +127,7 @@ def step_times(models, settings, block_size, device):
     steps, context = {}, autocast(device, settings['dtype'])
     for name, args in models.items():
         model = GPT(GPTConfig(**args)).to(device)
-        optimizers = model.configure_optimizers(
-            settings['weight_decay'], settings['learning_rate'], (settings['beta1'], settings['beta2']),
-            device.type, settings['optimizer'], settings['muon_learning_rate'])
+        optimizers = optimizers_of(model, settings, device.type)
         tokens = torch.randint(args['vocab_size'], (settings['batch_size'], block_size), device=device)
         if settings['compile']:
             model = compiled_or_not(model, tokens, tokens, context, say=lambda line: None)  # train.py says it
@@ -296,20 +302,17 @@ def sweep_plan(block_size, n_tokens, sweep_tokens, multiples):
 def losses_at_length(model, tokens, length, begin, count, stride, device):
     """
     The mean loss on the part of `tokens` that sweep_plan() chose, in nats per token, read in windows of
-    `length`: over all tokens, over those in the last quarter of their window, and, given a stride, over all
-    tokens in sliding windows, where each is predicted from at least length - stride + 1 tokens. None for each
+    `length`: sliding ones, where each token is predicted from at least length - stride + 1 tokens, and those
+    side by side, as a user's text is read, where the first tokens of each have little context. None for both
     if the model cannot read so many.
     """
     if length > model.transformer.wpe.longest:
-        return None, None, None
-    losses = token_losses(model, tokens[begin:begin + count + 1], length, device, nullcontext())
-    last_quarter = losses.reshape(-1, length)[:, -max(length // 4, 1):]
-    sliding = None
-    if stride is not None:
-        before = max(length - stride, 0)                # the first window too scores its last `stride` tokens
-        text = tokens[begin - before:begin + count + 1]
-        sliding = token_losses(model, text, length, device, nullcontext(), stride)[before:].mean()
-    return losses.mean(), last_quarter.mean(), sliding
+        return None, None
+    before = max(length - stride, 0)                    # the first window too scores its last `stride` tokens
+    text = tokens[begin - before:begin + count + 1]
+    sliding = token_losses(model, text, length, device, nullcontext(), stride)[before:]
+    side_by_side = token_losses(model, tokens[begin:begin + count + 1], length, device, nullcontext())
+    return sliding.mean(dtype=np.float64), side_by_side.mean(dtype=np.float64)
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -377,6 +380,24 @@ def tokens_of_choice(run, data):
     return data.tokenizer.decode(data.tokens('val')).index(MACBETH)
 
 
+def fingerprint(settings, model_args):
+    """
+    What the code makes of a scheme: the losses of three training steps of a tiny model with its options,
+    always on the same tokens, on the CPU. Runs whose fingerprints differ by over 1e-4 are of different code.
+    """
+    tiny = dict(n_layer=2, n_head=2, n_embd=32, block_size=64, vocab_size=32, dropout=0.0)
+    with torch.random.fork_rng(devices=[]), torch.device('cpu'):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(**{**model_args, **tiny}))
+        for parameter in model.parameters():            # with larger weights than a GPT's first ones, which
+            if parameter.dim() > 1:                     # hardly look anywhere, the loss depends on where
+                parameter.data *= 20
+        optimizers = optimizers_of(model, settings, 'cpu')
+        tokens = torch.randint(32, (4, 65))
+        batch = [(tokens[:, :-1], tokens[:, 1:])]
+        return [training_step(model, optimizers, batch, nullcontext(), 1.0)[0].item() for _ in range(3)]
+
+
 def code_version():
     """A hash of the code that decides what an evaluation finds."""
     version = hashlib.sha256(torch.__version__.encode())
@@ -403,6 +424,7 @@ def evaluate(run, block_size, sweep, stride, device, kept, code):
     What a run's last weights reach on the validation text, in float32: a dictionary with
 
         val_loss        mean loss over the whole text, in windows of block_size, as in the last row of log.csv
+        report_loss     the same without tokens_of_choice(): over what no setting was chosen on
         curve_end       the same over the windows that the run was scored on during training
         by_window       mean loss in each whole window
         by_position     mean loss at each position in these windows
@@ -439,7 +461,9 @@ def evaluate_anew(run, block_size, sweep, stride, device):
     scored = window_starts(len(tokens), block_size, run.settings['eval_windows']) // block_size
     by_length = {length: losses_at_length(model, tokens, length, *part, stride, device) for length in lengths}
     return dict(
-        val_loss=float(losses.mean(dtype=np.float64)), curve_end=float(windows[scored].mean()),
+        val_loss=float(losses.mean(dtype=np.float64)),
+        report_loss=float(losses[tokens_of_choice(run, data):].mean(dtype=np.float64)),
+        curve_end=float(windows[scored].mean()),
         by_window=windows.mean(axis=1).tolist(), by_position=windows.mean(axis=0).tolist(),
         by_length={length: [value if value is None else float(value) for value in found]
                    for length, found in by_length.items()},

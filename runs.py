@@ -21,7 +21,7 @@ from checkpoints import DIGESTED, digest, load_checkpoint, make_config, make_mod
 from configurator import TOO_LARGE, cut, fail, scheme_options, suits, training_settings
 from dataset import (Dataset, data_folder, make_folder, name_of_data, remove_parts, write_together,
                      write_whole)
-from machine import git_commit, lock, rank_and_world_size, say
+from machine import git_commit, lock, machine_name, rank_and_world_size, say
 from streams import open_text
 
 
@@ -166,8 +166,10 @@ class Run:
     def write_config(self, file):
         versions = dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
                         device=str(next(self.model.parameters()).device), threads=torch.get_num_threads(),
-                        git_commit=git_commit())
+                        machine=machine_name(), git_commit=git_commit())
+        from measure import fingerprint                 # which reads runs, and so imports this file
         content = json.dumps(dict(settings=self.settings, model_args=self.model_args, versions=versions,
+                                  fingerprint=fingerprint(self.settings, self.model_args),
                                   data=self.data.meta['sha256'], run=self.mark), indent=1)
         file.write(content.encode())
 
@@ -215,7 +217,7 @@ class Run:
 
     def write_rows(self, file):
         text = io.StringIO()
-        csv.writer(text).writerows([COLUMNS, *self.log])
+        csv.writer(text, lineterminator='\n').writerows([COLUMNS, *self.log])
         file.write(text.getvalue().encode())
 
     def write_log(self):
@@ -299,6 +301,13 @@ def checked(config):
         if run.model_args.get(name, value) != value:
             raise ValueError(f'settings and model_args differ in {name}')
     run.model_args = vars(make_config(run.model_args))
+    run.fingerprint, run.versions = config.get('fingerprint'), config.get('versions', {})
+    if not isinstance(run.versions, dict):
+        raise ValueError('its versions are none')
+    if run.fingerprint is not None and not (        # runs from before there were any have none
+            isinstance(run.fingerprint, list) and len(run.fingerprint) == 3
+            and all(type(loss) is float for loss in run.fingerprint)):
+        raise ValueError('its fingerprint is none')
     return run
 
 
@@ -369,7 +378,8 @@ def differences(one, other, but=OF_ITS_OWN):
 
 
 def check_comparable(runs, force):
-    """One line that names the first difference that matters, unless `force`."""
+    """One line that names the first difference that matters; unless `force`, which returns all of them."""
+    forced = []
     for run in runs:
         if not run.finished:
             steps = run.log[-1].iteration if run.log else 0
@@ -380,17 +390,20 @@ def check_comparable(runs, force):
         if found and not force:
             fail(f'{runs[0].folder} and {run.folder} cannot be compared: {", ".join(found)}; '
                  'name runs that differ only in their scheme and seed, or add --force')
+        forced += [f'{run.folder}: {words}' for words in found]
+    return forced
 
 
-def group_runs(runs):
+def group_runs(runs, but=('seed',)):
     """
-    The runs that differ in nothing but their seeds, together: a list of groups with position, label and runs,
-    {seed: run}. A group is called after its scheme, or where two share a scheme after its first run's folder.
+    The runs that differ in nothing but their seeds, together, or in what `but` names: a list of groups with
+    position, label and runs, {seed: run}. A group is called after its scheme, or where two share a scheme
+    after its first run's folder.
     """
     groups = []
     for run in runs:
         for group in groups:
-            if not differences(group.first, run, but=('seed',)):
+            if not differences(group.first, run, but):
                 break
         else:
             group = SimpleNamespace(first=run, position=run.settings['position'], runs={})

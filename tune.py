@@ -5,12 +5,10 @@ default. RESULTS.md, section 0, says how the winner is chosen, and was written b
     python tune.py --jobs=2                         # the eight schemes, 600 steps each trial
     python tune.py --schemes=t5 --max_iters=100     # quicker, and rougher
 
-Three trials go to the learning rates, which all parameters share: as they are, halved, doubled. Three more, at
-the best of these rates, go to what the scheme has of its own. Each trial is a run in out_dir, scored on the
-plays that no final figure uses (choice) and on the two others (report). It leaves tuning.csv there.
+Three trials go to the learning rates, which all parameters share: as they are, halved, doubled. Three more,
+at the best of these rates, go to what the scheme has of its own. Each trial is a run in out_dir, scored on
+the plays that no final figure uses (choice) and on the two others (report). It leaves tuning.csv there.
 """
-import csv
-import io
 import os
 from contextlib import nullcontext
 
@@ -36,7 +34,7 @@ from measure import load_model, token_losses, tokens_of_choice
 from model import SCHEMES
 from runs import need_folder, open_data, read_run
 from settle import FITS
-from tables import named
+from tables import csv_text, named
 
 RATES = (1.0, 0.5, 2.0)
 # What each scheme's own three trials change. Where a scheme trains nothing and has no number of its own to
@@ -44,7 +42,8 @@ RATES = (1.0, 0.5, 2.0)
 OWN = {
     'learned': [dict(position_rate=0.3), dict(position_rate=3.0), dict(position_rate=10.0)],
     'sinusoidal': [dict(sinusoidal_scale=0.05), dict(sinusoidal_scale=0.1), dict(sinusoidal_scale=0.2)],
-    'shaw': [dict(position_rate=3.0), dict(position_rate=10.0), dict(position_rate=10.0, shaw_max_distance=64)],
+    'shaw': [dict(position_rate=3.0), dict(position_rate=10.0),
+             dict(position_rate=10.0, shaw_max_distance=64)],
     'rope': [dict(rope_base=100.0), dict(rope_base=1000.0), dict(rope_base=100000.0)],
     't5': [dict(position_rate=10.0), dict(position_rate=30.0), dict(position_rate=10.0, t5_max_distance=64)],
     'tupe': [dict(position_rate=0.3), dict(position_rate=3.0), dict(position_rate=10.0)],
@@ -54,10 +53,9 @@ FURTHER_RATES = (0.7, 1.4, 2.8)
 
 def rates(factor, machine):
     """The learning rates, times a factor, as settings; {} for 1."""
-    fits = {**FITS.get(machine.type, FITS['cpu'])}
+    usual = FITS.get(machine.type, FITS['cpu'])['learning_rate']
     muon = training_settings()['muon_learning_rate'].value
-    return {} if factor == 1 else dict(learning_rate=factor * fits['learning_rate'],
-                                       muon_learning_rate=factor * muon)
+    return {} if factor == 1 else dict(learning_rate=factor * usual, muon_learning_rate=factor * muon)
 
 
 def run_trials(trials, machine):
@@ -68,19 +66,23 @@ def run_trials(trials, machine):
     missing = [(run, steps) for run in runs if (steps := steps_done(run)) is not None]
     with tqdm(total=sum(max_iters - steps for _, steps in missing), unit='step', disable=None) as bar:
         train_missing(missing, jobs, bar)
-    return [{'scheme': scheme, 'trial': number, 'settings': ' '.join(f'--{k}={v}' for k, v in settings.items()),
-             **scores(read_run(run.folder), machine)} for (scheme, number, settings), run in zip(trials, runs)]
+    rows = []
+    for (scheme, number, settings), run in zip(trials, runs):
+        flags = ' '.join(f'--{name}={value}' for name, value in settings.items())
+        rows.append({'scheme': scheme, 'trial': number, 'settings': flags,
+                     **scores(read_run(run.folder), machine)})
+    return rows
 
 
 def scores(run, machine):
-    """A trial's losses after its last step, in nats per token: on the plays of choice, the others, and all."""
+    """A trial's losses after its last step, in nats per token: on the plays of choice, the others, all."""
     data = open_data(run)
     losses = token_losses(load_model(run, machine), data.tokens('val'), run.model_args['block_size'], machine,
                           nullcontext())
     choice = tokens_of_choice(run, data) or len(losses)
     parts = {'choice': losses[:choice], 'report': losses[choice:], 'all': losses}
-    return {**{name: round(float(part.mean(dtype='float64')), 5) for name, part in parts.items() if len(part)},
-            'steps': run.log[-1].iteration, 'seconds': run.log[-1].seconds}
+    means = {name: round(float(part.mean(dtype='float64')), 5) for name, part in parts.items() if len(part)}
+    return {**means, 'steps': run.log[-1].iteration, 'seconds': run.log[-1].seconds}
 
 
 def main():
@@ -98,17 +100,14 @@ def main():
         for number, changes in enumerate(OWN.get(name, [{}] * 3), start=4):
             further = factor if name in OWN else FURTHER_RATES[number - 4]
             second.append((name, number, {**rates(further, machine), **changes}))
-    rows = sorted(by_rate + run_trials(second, machine), key=lambda row: (names.index(row['scheme']), row['trial']))
-    write_rows(rows)
+    rows = by_rate + run_trials(second, machine)
+    write_rows(sorted(rows, key=lambda row: (names.index(row['scheme']), row['trial'])))
 
 
 def write_rows(rows):
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0].keys(), lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(os.path.join(out_dir, 'tuning.csv'), lambda file: file.write(text.getvalue().encode()))
-    print(text.getvalue())
+    text = csv_text([list(rows[0]), *(list(row.values()) for row in rows)])
+    write_whole(os.path.join(out_dir, 'tuning.csv'), lambda file: file.write(text.encode()))
+    print(text)
 
 
 if __name__ == '__main__':

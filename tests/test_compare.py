@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tables import T_QUANTILES, mean_and_error, paired_difference, window_spread
+import compare
+from tables import intervals, mean_and_error, own_settings, window_spread
 from plots import OTHER_STYLE, STYLES, spread
 from runs import check_comparable, group_runs
 from harness import ROOT, assert_fails, assert_refused, command, make_project, read, read_log, run, state, without_times, write
@@ -28,41 +29,38 @@ from plays import pip_command
 # ----------------------------------------------------------------------------------------------------------------------
 # statistics, on made-up numbers with known answers
 
-def test_t_quantiles_cut_off_a_fortieth():
-    for freedom, quantile in enumerate(T_QUANTILES, start=1):
-        logarithm = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
-        shares = []                                     # below the two numbers that round to the quantile at the least and the most
-        for end in (quantile - 0.0005, quantile + 0.0005):
-            x = np.linspace(0, end, 100_001)
-            shares.append(0.5 + np.trapezoid(np.exp(logarithm - (freedom + 1) / 2 * np.log1p(x ** 2 / freedom)), x))
-        assert shares[0] < 0.975 < shares[1], freedom
-
-
 def test_mean_and_standard_error():
     assert mean_and_error([1.0, 2.0, 3.0, 6.0]) == (3.0, pytest.approx(math.sqrt(14 / 3) / 2))
     mean, error = mean_and_error([1.5])
     assert mean == 1.5 and math.isnan(error)
 
 
-def test_paired_difference():
-    base = {1: 2.0, 2: 5.0, 3: 9.0, 7: 0.0}             # seeds far apart: only pairs tell that the differences are 0.1, 0.2 and 0.3
-    mean, half = paired_difference({1: 2.1, 2: 5.2, 3: 9.3, 8: 100.0}, base)
-    assert mean == pytest.approx(0.2) and half == pytest.approx(4.303 * 0.1 / math.sqrt(3))
-    assert paired_difference({1: 3.0, 9: 4.0}, base) == (1.0, pytest.approx(math.nan, nan_ok=True))
-    assert all(map(math.isnan, paired_difference({9: 4.0}, base)))
+def test_intervals_are_dunnetts():
+    """With one scheme beside the base the method is Student's t test; with more, intervals are wider by a known factor."""
+    base = group({1: 2.0, 2: 2.2, 3: 2.4}, label='learned')
+    one = group({1: 1.9, 2: 2.1, 3: 2.0}, label='one')
+    (mean, half), = intervals([base, one], base).values()
+    error = math.sqrt((0.04 + 0.01) / 2 * (1 / 3 + 1 / 3))
+    assert mean == pytest.approx(-0.2) and half == pytest.approx(2.776 * error, rel=2e-3)       # t, 4 degrees of freedom
+    others = [group({1: 2.0 + shift, 2: 2.2 + shift, 3: 2.4 + shift}, label=str(shift)) for shift in (0.1, 0.2, 0.3)]
+    found = intervals([base, *others], base)
+    error = math.sqrt(0.04 * 2 / 3)
+    for shift, (mean, half) in zip((0.1, 0.2, 0.3), found.values(), strict=True):
+        assert mean == pytest.approx(shift)
+        assert half == pytest.approx(2.88 * error, rel=5e-3)    # Dunnett 1955, table 2a: 3 treatments, 8 degrees of freedom
+    assert math.isnan(intervals([base, group({1: 3.0}, label='x')], base)['x'][1])
 
 
-def test_interval_covers_the_truth_in_95_of_100_cases():
-    generator = np.random.default_rng(0)
-    covered = 0
-    for differences in generator.normal(0.3, 0.01, size=(4000, 3)):
-        mean, half = paired_difference(dict(enumerate(differences)), {0: 0.0, 1: 0.0, 2: 0.0})
-        covered += abs(mean - 0.3) <= half
-    assert covered / 4000 == pytest.approx(0.95, abs=0.015)
+def test_intervals_hold_together_in_95_of_100_cases():
+    generator, held = np.random.default_rng(0), 0
+    for draw in generator.normal(0.0, 0.01, size=(200, 4, 4)):
+        groups = [group(dict(enumerate(losses)), label=str(number)) for number, losses in enumerate(draw)]
+        held += all(abs(mean) <= half for mean, half in intervals(groups, groups[0]).values())
+    assert held / 200 == pytest.approx(0.95, abs=0.04)
 
 
 def group(losses_by_seed, windows_by_seed=None, **more):
-    runs = {seed: SimpleNamespace(result=dict(val_loss=loss, by_window=(windows_by_seed or {}).get(seed)))
+    runs = {seed: SimpleNamespace(result=dict(report_loss=loss, by_window=(windows_by_seed or {}).get(seed)))
             for seed, loss in losses_by_seed.items()}
     return SimpleNamespace(runs=runs, **more)
 
@@ -86,14 +84,14 @@ def a_run(folder='out/rope', data='text', finished=True, **settings):
 
 
 def test_runs_that_differ_in_scheme_and_seed_alone_are_compared():
-    check_comparable([a_run(), a_run('out/alibi', position='alibi', seed=2), a_run('out/base', rope_base=500.0),
+    check_comparable([a_run(), a_run('out/alibi', position='alibi', seed=2), a_run('out/base', rope_base=500.0), a_run('out/fast', learning_rate=2e-3, position_rate=10.0),
                               a_run('out/resumed', init_from='resume', device='cuda')], force=False)
 
 
 @pytest.mark.parametrize('change, words', [
     (dict(data='other text'), ['two versions of the data set tiny']), (dict(data='other', dataset='plays'), ['data tiny against plays']),
     (dict(n_layer=6), ['n_layer 4 against 6']), (dict(max_iters=50), ['max_iters 100 against 50']),
-    (dict(learning_rate=2e-3), ['learning_rate 0.001 against 0.002']),
+    (dict(weight_decay=0.2), ['weight_decay 0.1 against 0.2']),
     (dict(init_from='out/rope'), ['init_from scratch against out/rope']),
     (dict(finished=False), ['is not finished', 'step 40 of 100', '--init_from=resume'])])
 def test_others_are_refused_with_the_difference(capsys, change, words):
@@ -181,10 +179,10 @@ def test_results_agree_with_the_runs_and_the_table_with_the_results(project):
         assert float(row['val_loss']) == pytest.approx(logged, abs=1e-5)                # two computations of the same figure
         losses[row['scheme'], row['seed']] = float(row['val_loss'])
         assert row['own_parameters'] == ('256' if row['scheme'] == 'learned' else '0')
-    differences = [losses['rope', seed] - losses['learned', seed] for seed in ('1337', '1338')]
-    mean, half = np.mean(differences), 12.706 * abs(differences[0] - differences[1]) / 2
-    assert f'{mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f})' in table
-    rope = [losses['rope', seed] for seed in ('1337', '1338')]
+    rope, learned = ([losses[name, seed] for seed in ('1337', '1338')] for name in ('rope', 'learned'))
+    mean, half = np.mean(rope) - np.mean(learned), 4.303 * math.sqrt((np.var(rope, ddof=1) + np.var(learned, ddof=1)) / 2)
+    found = re.search(r'\| ([+-]\d\.\d{4}) \(([+-]\d\.\d{4}) to ([+-]\d\.\d{4})\) \|', table)     # t, 2 degrees of freedom
+    assert [float(number) for number in found.groups()] == pytest.approx([mean, mean - half, mean + half], abs=1e-3)
     assert f'{np.mean(rope):.4f} ± {abs(rope[0] - rope[1]) / 2:.4f}' in table
     assert 'table ends at 16' in table and 'bag of words' in table and '0.167' in table
     for name in ('curves.png', 'length.png', 'position.png'):
@@ -197,7 +195,7 @@ def test_evaluation_agrees_with_a_slow_one(project):
     tokens = np.fromfile(os.path.join(project.folder, 'data', 'word_order', 'val.bin'), dtype='<u2')
     count = 256
     for length in (4, 32):
-        slow = [slow_loss(model, tokens, 256 + i // length * length, 256 + i) for i in range(count)]
+        slow = [slow_loss(model, tokens, 128 + i // length * length, 128 + i) for i in range(count)]
         assert float(row[f'loss_at_{length}']) == pytest.approx(np.mean(slow), abs=1e-4)
 
 
@@ -209,25 +207,70 @@ def test_same_command_gives_the_same_table_and_finishes_what_is_not(project):
     write(log, b''.join(rows[:-1]))                             # as if that run had been killed while it was scored at its end
     weights = os.path.join(project.out, 'learned-seed1337', 'last.pt')
     written = os.path.getmtime(weights)
-    done = run_compare(project.folder, *FLAGS)
+    done = run_compare(project.folder, *FLAGS, '--jobs=2')
     assert done.code == 0, done.err
     assert '3 of 4 runs are finished already' in done.out and '1 run of 6 steps to train' in done.out
     assert os.path.getmtime(weights) == written
     assert without_step_times(read_table(project)) == without_step_times(before) and 'TIME' in without_step_times(before)
 
 
+def test_changed_code_trains_its_own_scheme_anew_and_no_other(project, tmp_path):
+    folder = str(tmp_path / 'project')
+    shutil.copytree(project.folder, folder)
+    source = read(os.path.join(folder, 'model.py')).decode()
+    weights = {name: os.path.join(folder, 'out', 'compare', f'{name}-seed1337', 'last.pt') for name in ('learned', 'rope')}
+    before = {name: read(path) for name, path in weights.items()}
+
+    write(os.path.join(folder, 'model.py'), source.replace('    def turn(', '    # prose\n    def turn('))
+    done = run_compare(folder, *FLAGS)
+    assert done.code == 0 and '4 of 4 runs are finished already' in done.out, done.err
+    turned = 'return rotate(q, *angles, self.rope_layout), rotate(k, *angles, self.rope_layout)'
+    write(os.path.join(folder, 'model.py'), source.replace(turned, 'return rotate(q, *angles, self.rope_layout), k'))
+    assert_refused(run_compare(folder, *FLAGS), 'rope-seed1337 is of other code', 'position rope', '--retrain', '--keep')
+    done = run_compare(folder, *FLAGS, '--keep')
+    assert done.code == 0 and 'has changed since**: out/compare/rope-seed1337, out/compare/rope-seed1338.' in done.out, done.err
+    assert_refused(run_compare(folder, *FLAGS, '--keep', '--retrain'), 'leave out --keep')
+    done = run_compare(folder, *FLAGS, '--retrain')
+    assert done.code == 0 and '2 of 4 runs are finished already' in done.out, done.err
+    assert 'out/compare/rope-seed1338 is trained anew' in done.out and 'changed since' not in done.out
+    assert read(weights['learned']) == before['learned'] and read(weights['rope']) != before['rope']
+    assert run_compare(folder, *FLAGS).code == 0
+
+
+def test_schemes_are_trained_by_their_config_files(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, 'config_file', lambda scheme: str(tmp_path / f'{scheme}.py'))
+    monkeypatch.setattr(compare, 'prepared', lambda dataset: SimpleNamespace(meta={'sha256': {}}, vocab_size=9))
+    write(str(tmp_path / 't5.py'), "position = 't5'\nposition_rate = 10.0\nlearning_rate = 0.006\n")
+    plan = lambda *more, asked={}: compare.planned_run('t5', 3, 'out/t5', asked, torch.device('cpu'), *more).settings  # noqa: E731
+    assert (plan()['position_rate'], plan()['learning_rate'], plan()['seed']) == (10.0, 0.006, 3)
+    assert plan(asked={'learning_rate': 0.001})['learning_rate'] == 0.001               # what is asked for comes first
+    assert (plan(False)['position_rate'], plan(False)['learning_rate']) == (1.0, 0.003)     # as published
+    assert compare.planned_run('none', 1, 'out/none', {}, torch.device('cpu')).settings['position_rate'] == 1.0
+
+
+def test_own_settings_are_said():
+    def trained(position, **settings):
+        return SimpleNamespace(label=position, first=a_run(position=position, muon_learning_rate=0.02, **settings))
+    t5, rope, alibi = trained('t5', position_rate=10.0), trained('rope', learning_rate=0.006), trained('alibi')
+    assert own_settings([t5, rope, alibi]) == {'t5': 'learning_rate 0.001, position_rate 10', 'rope': 'learning_rate 0.006',
+                                               'alibi': 'learning_rate 0.001'}
+    assert own_settings([t5, alibi]) == {'t5': 'position_rate 10', 'alibi': ''}
+
+
 def test_finished_runs_are_compared_by_name_and_others_refused(project, tmp_path):
     learned, rope = (os.path.join('out', 'compare', f'{name}-seed1337') for name in ('learned', 'rope'))
     done = run_compare(project.folder, rope, learned, '--sweep_tokens=256', f'--out_dir={tmp_path}')
-    assert done.code == 0 and 'difference to learned' in done.out and '1 seed each' in done.out, done.err
+    assert done.code == 0 and 'difference to learned' in done.out and 'Seeds of all: 1337' in done.out, done.err
     longer = os.path.join(project.folder, 'out', 'longer')
     shutil.copytree(os.path.join(project.folder, rope), longer, dirs_exist_ok=True)
     config = json.loads(read(os.path.join(longer, 'config.json')))
-    config['settings']['learning_rate'] = 0.5
+    config['settings']['weight_decay'] = 0.5
     write(os.path.join(longer, 'config.json'), json.dumps(config))
-    assert_refused(run_compare(project.folder, learned, 'out/longer'), 'learning_rate 0.01 against 0.5', '--force')
-    done = run_compare(project.folder, learned, 'out/longer', '--force', '--sweep_tokens=256', f'--out_dir={tmp_path}')
-    assert done.code == 0, done.err
+    assert_refused(run_compare(project.folder, learned, 'out/longer'), 'weight_decay 0.1 against 0.5', '--force')
+    assert_refused(run_compare(project.folder, learned, 'out/longer', '--force'), 'is of other code', 'position rope', '--keep')
+    done = run_compare(project.folder, learned, 'out/longer', '--force', '--keep', '--sweep_tokens=256', f'--out_dir={tmp_path}')
+    assert 'has changed since**: out/longer.' in done.out
+    assert done.code == 0 and 'out/longer: weight_decay 0.1 against 0.5' in done.out and ' to ' not in done.out.split('\n\n')[3], done.err
     assert_refused(run_compare(project.folder, *FLAGS, '--max_iters=8'), 'holds another run', 'max_iters 6 against 8', '--out_dir')
 
 
@@ -237,10 +280,12 @@ def test_scalings_of_a_rope_run(project, tmp_path):
     assert done.code == 0, done.err
     tokens = np.fromfile(os.path.join(project.folder, 'data', 'word_order', 'val.bin'), dtype='<u2')
     table = (tmp_path / 'scaling.md').read_text()
+    table = table[table.index('## Windows side by side'):]
     for scaling in ('none', 'linear', 'ntk', 'dynamic', 'yarn'):
-        cells = re.search(rf'^\| {scaling} +\|(.*)\|$', table, re.M)[1].split('|')
+        name = 'ntk, dynamic' if scaling in ('ntk', 'dynamic') else scaling
+        cells = re.search(rf'^\| {name} \(1\) +\|(.*)\|$', table, re.M)[1].split('|')
         for cell, length in zip(cells, (16, 32, 64, 128), strict=True):
-            factor = 1.0 if scaling == 'none' else length / 16
+            factor = 1.0 if scaling in ('none', 'dynamic') else length / 16
             model = make_model(*last_checkpoint(project, rope), rope_scaling=scaling, rope_factor=factor,
                                rope_original_length=16).eval()
             windows = torch.from_numpy(tokens[128:128 + 257].astype(np.int64))

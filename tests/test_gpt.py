@@ -214,6 +214,26 @@ def test_every_parameter_is_trained_once_and_only_matrices_decay(name, optimizer
 
 
 @EVERY_SCHEME
+def test_position_rate_is_for_the_schemes_own_parameters_alone(name):
+    """The same decay a step, and a first step of AdamW, which is the learning rate's size whatever the gradient, 10 times as long."""
+    moved = {}
+    for rate in (1.0, 10.0):
+        model = small_model(name)
+        before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
+        (optimizer,) = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cpu', position_rate=rate)
+        for group in optimizer.param_groups:
+            assert group['lr'] == 1e-3 * group['rate']
+            for parameter in group['params']:
+                parameter.grad = torch.ones_like(parameter)
+                assert group['weight_decay'] * group['rate'] == pytest.approx(0.1 if parameter.dim() >= 2 else 0.0)
+        optimizer.step()
+        moved[rate] = {key: before[key] - parameter for key, parameter in model.named_parameters()}
+    for key, tensor in moved[1.0].items():
+        factor = 10.0 if key.startswith('transformer.wpe.') else 1.0
+        torch.testing.assert_close(moved[10.0][key], factor * tensor, atol=2e-5, rtol=0)    # decay is 1e-4 of a weight
+
+
+@EVERY_SCHEME
 def test_muon_takes_the_blocks_matrices_and_nothing_else(name):
     model = small_model(name)
     adamw, muon = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cpu', 'muon', muon_learning_rate=0.03)

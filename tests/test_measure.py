@@ -11,11 +11,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from configurator import training_settings
 from conftest import random_tokens, small_model
 from dataset import WordTokenizer
 from harness import HERE, ROOT
-from measure import (answer_accuracy, keep_on_device, losses_at_length, peak_flops, read_windows, sum_of_losses, sweep_plan,
+from measure import (answer_accuracy, fingerprint, keep_on_device, losses_at_length, peak_flops, read_windows, sum_of_losses, sweep_plan,
                      token_losses, training_step, utilisation, window_starts)
+from model import GPT, SCHEMES, GPTConfig, rotate, t5_bucket, waves
+from settle import FITS
 
 CPU = torch.device('cpu')
 FLOAT32 = contextlib.nullcontext()
@@ -135,16 +138,46 @@ def test_sweep_scores_the_same_tokens_in_whole_windows(n_tokens, block_size, swe
     assert begin >= max(lengths) and begin + count + 1 <= n_tokens and 0 < count <= sweep_tokens
 
 
+@pytest.mark.parametrize('name', SCHEMES)
+def test_a_fingerprint_stands_for_a_schemes_code(name, monkeypatch):
+    """The same with other thread counts and after other random numbers; another by one changed line, another for other options."""
+    settings = {key: setting.value for key, setting in training_settings().items()} | FITS['cpu']
+    arguments = vars(GPTConfig(position=name, n_layer=2, n_head=2, n_embd=32))
+
+    def made():
+        return np.array(fingerprint(settings, arguments))
+
+    before, state = made(), torch.get_rng_state()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.rand(5)
+    assert np.abs(made() - before).max() < 1e-5 and len(before) == 3
+    torch.set_num_threads(threads)
+    torch.set_rng_state(state)
+    made()
+    assert torch.equal(torch.get_rng_state(), state)                # leaves a training's random numbers alone
+    slower = np.array(fingerprint({**settings, 'position_rate': 0.1}, arguments))
+    assert (np.abs(slower - before).max() > 1e-4) == bool(GPT(GPTConfig(**arguments)).get_num_position_params())
+    fault = {'none': ('choose_nothing', None), 'learned': ('embedding', lambda self, queries: self.weight[queries] * 1.05),
+             'sinusoidal': ('embedding', lambda self, queries: waves(queries, self.frequencies) * self.sinusoidal_scale * 1.05),
+             'shaw': ('row', lambda self, distance: (-distance).clamp(-15, 0) + 16),
+             'rope': ('turn', lambda self, q, k, angles, layer: (rotate(q, *angles, self.rope_layout), k)),
+             'alibi': ('of_distance', lambda self, distance: -1.01 * self.slopes * distance.abs()[..., None]),
+             't5': ('of_distance', lambda self, distance: F.embedding(t5_bucket(distance + 1), self.table)),
+             'tupe': ('bias', lambda self, queries, keys: None)}[name]
+    monkeypatch.setattr(SCHEMES[name], *fault, raising=False)
+    assert (np.abs(made() - before).max() > 1e-4) == (name != 'none')
+
+
 def test_losses_at_length():
     model, tokens = small_model('rope', std=0.2), text(200)
-    everything, last_quarter, sliding = losses_at_length(model, tokens, 16, 40, 96, 4, CPU)
+    sliding, everything = losses_at_length(model, tokens, 16, 40, 96, 4, CPU)
     side_by_side = [slow_loss(model, tokens, 40 + (i - 40) // 16 * 16, i) for i in range(40, 136)]
     assert everything == pytest.approx(np.mean(side_by_side), abs=1e-5)
-    assert last_quarter == pytest.approx(np.mean([loss for i, loss in enumerate(side_by_side) if i % 16 >= 12]), abs=1e-5)
     # each window of 16 scores its last 4 tokens, the very first one too: it begins 12 tokens before the part that is scored
     slow = [slow_loss(model, tokens, 40 + (i - 40) // 4 * 4 - 12, i) for i in range(40, 136)]
     assert sliding == pytest.approx(np.mean(slow), abs=1e-5)
-    assert losses_at_length(small_model('learned'), tokens, 64, 64, 64, None, CPU) == (None, None, None)
+    assert losses_at_length(small_model('learned'), tokens, 64, 64, 64, 32, CPU) == (None, None)
 
 
 def test_dynamic_with_factor_1_is_ntk_at_the_factor_that_the_length_calls_for():
