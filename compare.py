@@ -321,9 +321,8 @@ def main():
 
     train_missing(missing, jobs, bar)
     runs = [read_run(run.folder) for run in runs]
-    forced, kept_runs = check_comparable(runs, force), [run.folder for run in runs if other_code(run)]
-    groups, kept = group_runs(runs), os.path.join(out_dir, 'evaluations')
-    make_folder(kept)
+    forced, kept = check_comparable(runs, force), [run.folder for run in runs if other_code(run)]
+    groups = group_runs(runs)
     for group in groups:
         model = GPT(GPTConfig(**group.first.model_args))
         group.parameters = model.get_num_params(non_embedding=False)
@@ -331,13 +330,13 @@ def main():
         group.notes = open_data(group.first).meta.get('notes', {})
         for run in group.runs.values():
             bar.set_postfix_str(f'evaluating {run.folder}')
-            run.result = evaluate(run, block_size, sweep, step, machine, kept, code)
+            run.result = evaluate(run, block_size, sweep, step, machine, code)
             bar.update(evaluation_steps)
     bar.close()
 
     base = next((group for group in groups if group.label == 'learned'), groups[0])
     groups.sort(key=lambda group: np.mean([run.result['report_loss'] for run in group.runs.values()]))
-    text = comparison(groups, base, block_size, sweep, step, seconds, forced, kept_runs)
+    text = comparison(groups, base, block_size, sweep, step, seconds, forced, kept)
     write('table.md', text)
     write('results.csv', results_csv(groups, seconds))
     try:

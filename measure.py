@@ -419,7 +419,7 @@ def read_kept(path):
         return json.loads(content) if line == hash_line(content) else None
 
 
-def evaluate(run, block_size, sweep, stride, device, kept, code):
+def evaluate(run, block_size, sweep, stride, device, code):
     """
     What a run's last weights reach on the validation text, in float32: a dictionary with
 
@@ -431,23 +431,29 @@ def evaluate(run, block_size, sweep, stride, device, kept, code):
         by_length       {length: what losses_at_length() says}, by sweep_plan()'s `sweep`
         answers         word_order's accuracies
 
-    It takes a minute or so, so it is kept in the folder `kept`, under a name that changes with the weights,
-    the data, the sweep and the code, a code_version().
+    It takes a minute or so, so it is kept in the run's folder, as evaluation.json, and made anew when the
+    weights, the data, the sweep or the code, a code_version(), are others. Without last.pt it stays.
     """
-    what = [code, run.data, run.model_args, block_size, sweep, stride, device.type]
-    name = hashlib.sha256(json.dumps(what).encode())
-    weights = os.path.join(run.folder, 'last.pt')
-    try:
-        with open(weights, 'rb') as file:
-            name.update(hashlib.file_digest(file, 'sha256').digest())
-    except OSError as error:
-        fail(f'{weights} cannot be read ({error.strerror}); check it, or take the run from another copy')
-    path = os.path.join(kept, name.hexdigest()[:32] + '.json')
-    found = read_kept(path)
-    if found is None:
-        content = json.dumps(evaluate_anew(run, block_size, sweep, stride, device)).encode()
-        write_whole(path, lambda file: file.write(hash_line(content) + content))
-        found = json.loads(content)
+    weights, path = (os.path.join(run.folder, name) for name in ('last.pt', 'evaluation.json'))
+    plan, found = [block_size, *sweep, stride], read_kept(path)
+    if not os.path.exists(weights):
+        if found is None or found['plan'] != plan:
+            fail(f'{run.folder} has no last.pt, and its evaluation.json is of other windows than these; '
+                 'compare it as it was, or take the whole run')
+    else:
+        try:
+            with open(weights, 'rb') as file:
+                digest = hashlib.file_digest(file, 'sha256').hexdigest()
+        except OSError as error:
+            fail(f'{weights} cannot be read ({error.strerror}); check it, or take the run from another copy')
+        what = [digest, code, run.data, run.model_args, device.type, plan]
+        key = hashlib.sha256(json.dumps(what).encode()).hexdigest()
+        if found is None or found['key'] != key:
+            found = dict(key=key, plan=plan, **evaluate_anew(run, block_size, sweep, stride, device))
+            content = json.dumps(found).encode()
+            with suppress(OSError):                     # a folder that is not to be written to
+                write_whole(path, lambda file: file.write(hash_line(content) + content))
+            found = json.loads(content)
     for key in ('by_length', 'answers'):                # JSON's keys are text
         found[key] = {int(number): value for number, value in found[key].items()}
     return found
@@ -464,7 +470,8 @@ def evaluate_anew(run, block_size, sweep, stride, device):
         val_loss=float(losses.mean(dtype=np.float64)),
         report_loss=float(losses[tokens_of_choice(run, data):].mean(dtype=np.float64)),
         curve_end=float(windows[scored].mean()),
-        by_window=windows.mean(axis=1).tolist(), by_position=windows.mean(axis=0).tolist(),
+        by_window=windows.mean(axis=1, dtype=np.float64).round(5).tolist(),
+        by_position=windows.mean(axis=0, dtype=np.float64).round(6).tolist(),
         by_length={length: [value if value is None else float(value) for value in found]
                    for length, found in by_length.items()},
         answers=answers_by_clauses(model, data, device) if run.settings['dataset'] == 'word_order' else {})

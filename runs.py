@@ -353,7 +353,8 @@ def read_run(folder):
         fail(f'{path} is damaged ({cut(str(error))}); {written or lost}')
     run.log = read_log(folder)
     at_end = bool(run.log) and run.log[-1].iteration >= run.settings['max_iters']
-    run.finished = at_end and os.path.exists(os.path.join(folder, 'last.pt'))
+    run.finished = at_end and any(os.path.exists(os.path.join(folder, name))
+                                  for name in ('last.pt', 'evaluation.json'))
     return run
 
 

@@ -7,7 +7,8 @@ default. RESULTS.md, section 0, says how the winner is chosen, and was written b
 
 Three trials go to the learning rates, which all parameters share: as they are, halved, doubled. Three more,
 at the best of these rates, go to what the scheme has of its own. Each trial is a run in out_dir, scored on
-the plays that no final figure uses (choice) and on the two others (report). It leaves tuning.csv there.
+the plays that no final figure uses (choice) and on the two others (report). It leaves tuning.csv there. Any
+setting of train.py goes to all trials.
 """
 import os
 from contextlib import nullcontext
@@ -23,7 +24,8 @@ jobs: count = 1                 # trainings side by side, each with its share of
 device = 'auto'                 # auto, cpu, cuda, cuda:0, mps
 # ------------------------------------------------------------------------------------------------------------
 if __name__ == '__main__':      # tests import the functions below
-    configure(globals(), __file__, arguments_are='')
+    settings, given, _ = configure(globals(), __file__, arguments_are='', passed_on=training_settings())
+    common = {name: value for name, value in given.items() if name not in settings}
 
 from tqdm import tqdm
 
@@ -60,8 +62,8 @@ def rates(factor, machine):
 
 def run_trials(trials, machine):
     """Trains what is missing of `trials`, (scheme, number, settings) each; a row of tuning.csv for each."""
-    common = dict(max_iters=max_iters, device=device)
-    runs = [planned_run(scheme, seed, os.path.join(out_dir, f'{scheme}-{number}'), {**common, **settings},
+    asked = {**common, 'max_iters': max_iters, 'device': device}
+    runs = [planned_run(scheme, seed, os.path.join(out_dir, f'{scheme}-{number}'), {**asked, **settings},
                         machine, by_config=False) for scheme, number, settings in trials]
     missing = [(run, steps) for run in runs if (steps := steps_done(run)) is not None]
     with tqdm(total=sum(max_iters - steps for _, steps in missing), unit='step', disable=None) as bar:

@@ -1,5 +1,6 @@
 """What the comparison promises: right statistics, only runs that can be compared, no run lost or trained twice."""
 import csv
+import glob
 import json
 import math
 import os
@@ -201,7 +202,8 @@ def test_evaluation_agrees_with_a_slow_one(project):
 
 def test_same_command_gives_the_same_table_and_finishes_what_is_not(project):
     before = read_table(project)
-    shutil.rmtree(os.path.join(project.out, 'evaluations'))     # so that everything is evaluated anew
+    for name in glob.glob(os.path.join(project.out, '*', 'evaluation.json')):
+        os.remove(name)                                         # so that everything is evaluated anew
     log = os.path.join(project.out, 'rope-seed1338', 'log.csv')
     rows = read(log).splitlines(keepends=True)
     write(log, b''.join(rows[:-1]))                             # as if that run had been killed while it was scored at its end
@@ -218,23 +220,23 @@ def test_changed_code_trains_its_own_scheme_anew_and_no_other(project, tmp_path)
     folder = str(tmp_path / 'project')
     shutil.copytree(project.folder, folder)
     source = read(os.path.join(folder, 'model.py')).decode()
+    compared = lambda *more: command(folder, os.path.join(folder, 'compare.py'), *FLAGS, '--stride=16', *more)    # noqa: E731
     weights = {name: os.path.join(folder, 'out', 'compare', f'{name}-seed1337', 'last.pt') for name in ('learned', 'rope')}
     before = {name: read(path) for name, path in weights.items()}
 
     write(os.path.join(folder, 'model.py'), source.replace('    def turn(', '    # prose\n    def turn('))
-    done = run_compare(folder, *FLAGS)
+    done = compared()
     assert done.code == 0 and '4 of 4 runs are finished already' in done.out, done.err
     turned = 'return rotate(q, *angles, self.rope_layout), rotate(k, *angles, self.rope_layout)'
     write(os.path.join(folder, 'model.py'), source.replace(turned, 'return rotate(q, *angles, self.rope_layout), k'))
-    assert_refused(run_compare(folder, *FLAGS), 'rope-seed1337 is of other code', 'position rope', '--retrain', '--keep')
-    done = run_compare(folder, *FLAGS, '--keep')
+    assert_refused(compared(), 'rope-seed1337 is of other code', 'position rope', '--retrain', '--keep')
+    done = compared('--keep')
     assert done.code == 0 and 'has changed since**: out/compare/rope-seed1337, out/compare/rope-seed1338.' in done.out, done.err
-    assert_refused(run_compare(folder, *FLAGS, '--keep', '--retrain'), 'leave out --keep')
-    done = run_compare(folder, *FLAGS, '--retrain')
+    assert_refused(compared('--keep', '--retrain'), 'leave out --keep')
+    done = compared('--retrain')
     assert done.code == 0 and '2 of 4 runs are finished already' in done.out, done.err
     assert 'out/compare/rope-seed1338 is trained anew' in done.out and 'changed since' not in done.out
     assert read(weights['learned']) == before['learned'] and read(weights['rope']) != before['rope']
-    assert run_compare(folder, *FLAGS).code == 0
 
 
 def test_schemes_are_trained_by_their_config_files(project, tmp_path, monkeypatch):
@@ -358,31 +360,35 @@ def test_resuming_mends_what_the_line_says_it_mends(project, tmp_path):
 
 
 def test_kept_evaluations_that_were_changed_are_made_anew(project, tmp_path):
-    rope = os.path.join('out', 'compare', 'rope-seed1337')
+    folder = str(tmp_path / 'rope')
+    shutil.copytree(os.path.join(project.out, 'rope-seed1337'), folder)
 
-    def compared():
-        done = run_compare(project.folder, rope, '--sweep_tokens=256', f'--out_dir={tmp_path}')
+    def compared(*more):
+        done = run_compare(project.folder, folder, '--sweep_tokens=256', f'--out_dir={tmp_path / "table"}', *more)
         assert done.code == 0, done.err
-        return without_step_times((tmp_path / 'table.md').read_text())
+        return without_step_times((tmp_path / 'table' / 'table.md').read_text())
 
-    before = compared()
-    (kept,) = (tmp_path / 'evaluations').iterdir()
-    whole = kept.read_bytes()
+    before, path = compared(), os.path.join(folder, 'evaluation.json')
+    whole = read(path)
     digit = whole.rindex(b'.') + 1
     for damaged in (whole[:-20], b'', b'null', whole.replace(b'val_loss', b'val_lost'),
                     whole[:digit] + bytes([whole[digit] ^ 1]) + whole[digit + 1:]):
-        kept.write_bytes(damaged)
-        assert compared() == before and kept.read_bytes() == whole
+        write(path, damaged)
+        assert compared() == before and read(path) == whole
+    os.remove(os.path.join(folder, 'last.pt'))                  # runs that are published without their weights
+    assert compared() == before
+    refused = run_compare(project.folder, folder, '--sweep_tokens=128', f'--out_dir={tmp_path / "table"}')
+    assert_refused(refused, 'has no last.pt', 'of other windows')
+    write(path, whole[:-20])
+    assert_refused(run_compare(project.folder, folder, '--sweep_tokens=256', f'--out_dir={tmp_path / "table"}'), 'has no last.pt')
 
 
 def test_a_folder_that_cannot_be_is_one_line(project, tmp_path):
-    (tmp_path / 'evaluations').write_text('')
     rope = os.path.join('out', 'compare', 'rope-seed1337')
     for flags in ([*FLAGS, '--out_dir=out/' + 'x' * 300], [rope, '--out_dir=new/' + 'x' * 300],
                   [rope, '--scalings=none', '--out_dir=' + 'x' * 300]):
         assert_refused(run_compare(project.folder, *flags), 'cannot be made (File name too long); choose another')
     assert_refused(run_compare(project.folder, 'x' * 300), 'File name too long')
-    assert_refused(run_compare(project.folder, rope, f'--out_dir={tmp_path}', '--sweep_tokens=256'), 'evaluations cannot be made')
 
 
 def test_nothing_in_the_current_folder_is_run(project, tmp_path):

@@ -1,15 +1,15 @@
 """The search for each scheme's settings: as many trials for all, chosen on plays that the final figure does not use."""
 import csv
 import os
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from harness import ROOT, TINY, command, make_project
+
 import tune
 from dataset import CharTokenizer
-from harness import ROOT, make_project, run
 from measure import MACBETH, tokens_of_choice
 from model import SCHEMES
 
@@ -41,9 +41,8 @@ def test_the_boundary_is_the_plays_own():
 def test_trials_are_trained_scored_and_written(tmp_path):
     """Six each for a scheme with settings of its own and for one without; the second three at the best of the first three's rates."""
     project = make_project(tmp_path / 'project')
-    shutil.move(os.path.join(project, 'data', 'tiny'), os.path.join(project, 'data', 'shakespeare_char_tiny'))
-    flags = ['--schemes=t5,none', '--max_iters=2', '--dataset=shakespeare_char_tiny', '--device=cpu', '--jobs=2']
-    done = run(project, os.path.join(project, 'tune.py'), *flags)
+    flags = ['--schemes=t5,none', *TINY[1:8], '--eval_interval=2', '--max_iters=2', '--device=cpu', '--jobs=2']
+    done = command(project, os.path.join(project, 'tune.py'), *flags)
     assert done.code == 0, done.err
     with open(os.path.join(project, 'out', 'tune', 'tuning.csv'), newline='') as file:
         rows = list(csv.DictReader(file))
