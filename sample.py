@@ -90,7 +90,7 @@ def tokenizer_of(checkpoint):
 
 
 def load(run):
-    """A run's model, tokenizer, the prompt in tokens, (1, T), and the best validation loss."""
+    """A run's model, tokenizer, the prompt in tokens, (1, T), and what it reached, in words."""
     path = checkpoint_path(run)
     checkpoint = load_checkpoint(path)
     model = make_model(checkpoint, path, **changes).to(device).eval()
@@ -111,7 +111,10 @@ def load(run):
     if not tokenizer.vocab_size <= model.config.vocab_size < tokenizer.vocab_size + 64:     # padded, perhaps
         fail(f'{path}: the tokenizer has {tokenizer.vocab_size} tokens and the model '
              f'{model.config.vocab_size}, so they do not belong together; {NAME_THE_DATA}')
-    return model, tokenizer, prompt[None].to(device), checkpoint.get('best_val_loss', math.nan)
+    # Of the evaluations during training the best one, over some windows: not the figure to compare by.
+    best, windows = checkpoint.get('best_val_loss'), checkpoint.get('config', {}).get('eval_windows')
+    reached = '' if best is None else f', best loss {best:.4f}' + f' on {windows} windows' * bool(windows)
+    return model, tokenizer, prompt[None].to(device), reached
 
 
 loaded = [(run, *load(run)) for run in runs]            # all first: a mistake in the last one shows at once
@@ -123,9 +126,9 @@ if compile:                     # but for the cache, which would be compiled ane
     Cache.extend = torch.compiler.disable(Cache.extend)
     torch._dynamo.config.recompile_limit = 1000         # each layer of each run is compiled for itself
 
-for run, model, tokenizer, prompt, val_loss in loaded:
+for run, model, tokenizer, prompt, reached in loaded:
     if len(runs) > 1:
-        write(f'=== {run}: {model.config.position}, validation loss {val_loss:.4f} ===\n')
+        write(f'=== {run}: {model.config.position}{reached} ===\n')
     if compile:
         model.forward = torch.compile(model.forward, dynamic=True)
     generator = torch.Generator(device).manual_seed(seed)       # of all samples: no other seed repeats one

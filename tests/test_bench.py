@@ -201,19 +201,31 @@ def test_the_peer_of_the_race_learns(peer, tmp_path):
 def test_the_race_gives_both_the_same_time(peer, monkeypatch, capsys):
     called = []
 
-    def train_ours(steps, eval_interval, seed):         # a step takes 0.1 s, an evaluation 0.5 s
-        called.append((steps, eval_interval))
-        return [(0.0, 4.0)] + [(0.1 * step + 0.5 * number, 4.0 - step / 100) for number, step in
+    def train_ours(steps, eval_interval, seed, block_size=None):        # a step takes 0.1 s, an evaluation 0.5 s
+        called.append((steps, eval_interval, block_size))
+        rows = [(0.0, 4.0)] + [(0.1 * step + 0.5 * number, 4.0 - step / 100) for number, step in
                                enumerate([*range(eval_interval, steps, eval_interval), steps], start=1)]
+        return rows, block_size and 2.5
     monkeypatch.setattr(bench, 'prepare_if_missing', lambda name: name)
     monkeypatch.setattr(bench, 'Dataset', lambda folder: folder)
     monkeypatch.setattr(bench, 'train_peer', lambda module, data, seed: (25.0, 3.0))
     monkeypatch.setattr(bench, 'train_ours', train_ours)
     result = bench.measure_race(bench.load_peer(peer), 1)
-    assert called == [(100, 80), (200, 20)]
+    assert called == [(100, 80, None), (200, 20, 64)] and result['ours']['loss_at_64'] == 2.5
     assert result['time_ratio'] == pytest.approx(1.0) and result['ours']['val_loss'] == pytest.approx(2.0)
     assert result['seconds_to_pass'] == pytest.approx(12.5)
     assert "passed nanoGPT's last loss after 12.5 s" in capsys.readouterr().out
+
+
+def test_our_run_is_scored_in_the_peers_windows_too(tmp_path, monkeypatch):
+    project = make_project(tmp_path / 'project')
+    os.rename(os.path.join(project, 'data', 'tiny'), os.path.join(project, 'data', 'tinyshakespeare'))
+    monkeypatch.setattr(bench, 'HERE', project)
+    monkeypatch.setattr('dataset.DATA', os.path.join(project, 'data'))
+    flags = ['--n_layer=1', '--n_head=2', '--n_embd=16', '--block_size=32']
+    rows, at_32 = bench.train_ours(20, 10, 1, *flags, block_size=32)
+    _, at_4 = bench.train_ours(20, 10, 1, *flags, block_size=4)
+    assert at_32 == pytest.approx(rows[-1][1], abs=1e-5) and at_4 > at_32
 
 
 def test_the_gpus_part_rehearsed_on_a_cpu(tmp_path, monkeypatch, capsys):
