@@ -91,6 +91,7 @@ class Run:
         self.log = []                                   # log.csv's rows
         self.mark, self.saved = secrets.token_hex(8), False     # tells its files from those of other runs
         self.loss_sum, self.loss_count = 0.0, 0         # of the training batches since the last row
+        self.fingerprint = None                         # of the code that trains it, from begin() on
 
     def path(self, file):
         return os.path.join(self.folder, file)
@@ -142,6 +143,8 @@ class Run:
         if not self.writes:
             return
         settings = self.settings
+        from measure import fingerprint                 # which reads runs, and so imports this file
+        self.fingerprint = fingerprint(settings, self.model_args)
         if resuming:
             self.compare_threads()
         else:
@@ -167,10 +170,9 @@ class Run:
         versions = dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__,
                         device=str(next(self.model.parameters()).device), threads=torch.get_num_threads(),
                         machine=machine_name(), git_commit=git_commit())
-        from measure import fingerprint                 # which reads runs, and so imports this file
         content = json.dumps(dict(settings=self.settings, model_args=self.model_args, versions=versions,
-                                  fingerprint=fingerprint(self.settings, self.model_args),
-                                  data=self.data.meta['sha256'], run=self.mark), indent=1)
+                                  fingerprint=self.fingerprint, data=self.data.meta['sha256'],
+                                  run=self.mark), indent=1)
         file.write(content.encode())
 
     def has_row(self):
