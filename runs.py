@@ -274,8 +274,8 @@ class Wandb:
 # finished runs, and which of them can be compared
 
 SCHEME_SETTINGS = ('position', *scheme_options(), 'learning_rate', 'muon_learning_rate', 'position_rate')
-FREE_SETTINGS = ('dataset', 'out_dir', 'overwrite', 'log_interval', 'eval_only', 'wandb_log', 'wandb_project',
-                 'wandb_run_name', 'device', 'compile', 'backend', 'deterministic')
+FREE_SETTINGS = ('cpu_rate', 'dataset', 'out_dir', 'overwrite', 'log_interval', 'eval_only', 'wandb_log',
+                 'wandb_project', 'wandb_run_name', 'device', 'compile', 'backend', 'deterministic')
 # What every run has to say of itself to be compared
 NEEDED = ('position', 'seed', 'dataset', 'init_from', 'block_size', 'batch_size',
           'gradient_accumulation_steps', 'n_layer', 'n_head', 'n_embd', 'optimizer', 'learning_rate',

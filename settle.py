@@ -76,6 +76,9 @@ def settle(settings, given, device):
 
     fitting = {name: value for name, value in fits.items() if settings[name] is None}
     settings = {**settings, **fitting, **inherited, **given}
+    if fits is FITS['cpu']:                             # a GPU's rates have not been tried
+        for name in {'learning_rate', 'muon_learning_rate'} - inherited.keys() - given.keys():
+            settings[name] *= settings['cpu_rate']
     settings['lr_decay_iters'] = settings['lr_decay_iters'] or settings['max_iters']
     if (settings['dtype'] == 'bfloat16' and device.type == 'cuda'
             and not torch.cuda.is_bf16_supported(including_emulation=False)):   # a T4 emulates it, slowly
@@ -140,8 +143,9 @@ def check_settings(settings, model_args, device):
     chosen, world_size = SimpleNamespace(**settings), rank_and_world_size()[1]
     if chosen.optimizer not in ('adamw', 'muon'):
         fail(f"optimizer must be 'adamw' or 'muon', not {chosen.optimizer!r}")
-    if chosen.position_rate == 0:
-        fail('position_rate must be above 0; at 0 nothing that the scheme trains would move')
+    for name in ('position_rate', 'cpu_rate'):
+        if settings[name] == 0:
+            fail(f'{name} must be above 0, or nothing would be learned')
     if chosen.min_lr > chosen.learning_rate:
         fail(f'min_lr {chosen.min_lr} must not be above learning_rate {chosen.learning_rate}; lower it too')
     if device.type == 'cpu' and chosen.dtype == 'float16':

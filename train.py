@@ -38,6 +38,7 @@ optimizer: str = None           # 'adamw', or 'muon' for the blocks' matrices an
 learning_rate: float = None     # adamw's peak
 muon_learning_rate = 0.02       # muon's peak
 position_rate = 1.0             # what the position scheme's own parameters learn at, in learning rates
+cpu_rate = 1.0                  # times the rates that are left open, on a CPU
 max_iters: count = None         # steps
 weight_decay = 0.1              # on what has two dimensions or more
 beta1: share = 0.9              # adamw
