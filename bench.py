@@ -142,13 +142,12 @@ class WithLoss(torch.nn.Module):
 
 
 def optimizers_of(model, machine):
-    """AdamW, in a list, as the model's own configure_optimizers makes it; where it has none, as ours does."""
+    """AdamW, in a list, by the model's own configure_optimizers; where it has none, as ours makes it."""
     if not hasattr(model, 'configure_optimizers'):
         fused = {'fused': True} if machine.type in ('cpu', 'cuda') else {}              # as ours
         return [torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, **fused)]
     with contextlib.redirect_stdout(io.StringIO()):     # nanoGPT's reports what it decays
-        made = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), machine.type)
-    return made if isinstance(made, list) else [made]
+        return [model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), machine.type)]
 
 
 def library_models(block_size, sizes):

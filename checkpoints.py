@@ -18,7 +18,8 @@ from types import SimpleNamespace
 import torch
 
 from configurator import fail, out_of_memory
-from model import GPT, GPTConfig
+from machine import say
+from model import GPT, SCHEMES, GPTConfig
 from streams import open_text
 
 DIGESTED = ('model', 'optimizer', 'batch_generator')    # parts of a checkpoint, each with a hash of its own
@@ -201,6 +202,7 @@ def make_model(checkpoint, path, **changes):
     except ValueError as error:
         fail(f'{path}: {error}' + '; take it from another copy, or train again' * (checkpoint is not None))
     if checkpoint:
+        fit_positions(weights, checkpoint['model_args'], config, path)
         misfit = f'its {len(weights)} weights are too few for {config.n_layer} layers'
         if config.n_layer <= len(weights):
             misfit = why_not(config, weights)
@@ -214,6 +216,29 @@ def make_model(checkpoint, path, **changes):
     if checkpoint:
         model.load_state_dict(weights)
     return model
+
+
+def fit_positions(weights, before, config, path):
+    """
+    Makes a checkpoint's weights fit a model with other positions, in place: another scheme's own parameters
+    start anew, and a learned table is cropped to a shorter block. One line for a longer one.
+
+    before: the model_args of the checkpoint
+    """
+    own, position, scheme = 'transformer.wpe.', before['position'], SCHEMES[config.position](config)
+    names = [name for name in weights if name.startswith(own)]
+    if config.position != position:
+        dropped = sum(weights.pop(name).numel() for name in names)
+        scheme.init_weights()
+        weights.update({own + name: tensor for name, tensor in scheme.state_dict().items()})
+        say(f'{path}: position {config.position} takes the place of {position}'
+            + f', whose {dropped:,} parameters are dropped' * bool(dropped))
+    elif scheme.longest < math.inf:
+        for name in names:
+            if len(weights[name]) < scheme.longest:
+                fail(f'{path} has a table of {len(weights[name])} positions, so block_size cannot be '
+                     f'{config.block_size}; choose at most that, or another scheme, as in --position=rope')
+            weights[name] = weights[name][:scheme.longest].clone()
 
 
 def why_not(config, weights):

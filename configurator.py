@@ -42,6 +42,9 @@ KINDS = {                       # by annotation or type: type, what to write, le
 Assignment = namedtuple('Assignment', 'value kind optional comment heading')
 Configuration = namedtuple('Configuration', 'settings given arguments')     # what configure() returns
 HERE = os.path.dirname(os.path.abspath(__file__))
+# nanoGPT's settings that have no counterpart, so that its config files and commands go on working
+LEFT_OUT = {'eval_iters': 'an evaluation reads eval_windows windows, always the same ones',
+            'always_save_checkpoint': 'the best state is kept, in ckpt.pt, and the last one, in last.pt'}
 
 
 def fail(message):
@@ -235,6 +238,8 @@ def read_config(path, settings):
             fail(f'{where}: a config file holds only assignments such as `n_layer = 4`; remove this')
         end = node.value.end_col_offset if node.value.end_lineno == node.value.lineno else None
         name, text = targets[0].id, lines[node.value.lineno - 1][node.value.col_offset:end].decode()
+        if left_out(name, settings, where):
+            continue
         need_known(name, settings, where)
         values[name] = convert(f'{where}: {name}', text, lambda: node.value, settings[name])
     return values
@@ -252,6 +257,14 @@ def need_known(name, settings, where):
         nearest = difflib.get_close_matches(name.lower(), settings, n=1)
         remedy = f'did you mean {nearest[0]!r}?' if nearest else 'flags are written --name=value, see --help'
         fail(f'{where}: there is no setting {cut(name)!r}; {remedy}')
+
+
+def left_out(name, settings, where):
+    """Says so of a setting of nanoGPT's that has no counterpart here, and whether it is one."""
+    found = name in LEFT_OUT and 'eval_windows' in settings and name not in settings
+    if found:
+        print(f'{where}: {name} is left out: {LEFT_OUT[name]}', file=sys.stderr)
+    return found
 
 
 def configure(variables, path, arguments_are='config files', passed_on=None, more=None):
@@ -290,6 +303,10 @@ def configure(variables, path, arguments_are='config files', passed_on=None, mor
             if not arguments_are:
                 fail(f'{cut(word)!r} belongs to no setting; write --{next(iter(settings))}={word}, or so')
             arguments.append(word)
+            continue
+        if left_out(name, accepted, word):
+            if not equals and words and not words[0].startswith('--'):
+                words.pop(0)
             continue
         need_known(name, accepted, word)
         kind, follows = accepted[name].kind, words[0] if words else '--'

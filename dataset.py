@@ -106,7 +106,10 @@ class WordTokenizer:
 
 
 class BPETokenizer:
-    """GPT-2's byte pair encoding. tiktoken is imported, and its vocabulary read, only when one is made."""
+    """
+    GPT-2's byte pair encoding; <|endoftext|>, which stands between texts, is one token. tiktoken is imported,
+    and its vocabulary read, only when one is made.
+    """
 
     vocab_size = GPT2_VOCABULARY
 
@@ -124,7 +127,7 @@ class BPETokenizer:
                 'to its path') from None
 
     def encode(self, text):
-        return np.array(self.encoding.encode_ordinary(text), dtype=np.uint16)
+        return np.array(self.encoding.encode(text, allowed_special='all'), dtype=np.uint16)
 
     def decode(self, ids):
         """A token may cut a character in two, which shows as U+FFFD: streams should use decode_bytes."""
@@ -312,9 +315,8 @@ def is_count(value):
 def check_whose(folder):
     """One line if a folder without meta.json is one of nanoGPT's."""
     if any(os.path.exists(os.path.join(folder, name)) for name in ('train.bin', 'val.bin', 'meta.pkl')):
-        fail(f'{folder} has no meta.json, but what nanoGPT leaves in its data folders, which cannot be read '
-             'yet; prepare the text anew: `python data/text/prepare.py --input=FILE --folder=NEW`, then '
-             '--dataset=NEW')
+        fail(f'{folder} is a data folder of nanoGPT\'s; `python data/import_nanogpt.py {folder}` makes the '
+             'meta.json that it lacks')
 
 
 def read_meta(folder, files):

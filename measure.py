@@ -22,6 +22,7 @@ from configurator import fail
 from dataset import LARGEST_VOCABULARY, read_ids, write_whole
 from machine import autocast
 from model import GPT, GPTConfig
+from optim import make_optimizers
 from runs import open_data
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -114,8 +115,8 @@ def optimizers_of(model, settings, device_type):
     """The optimizers that a run's settings ask for."""
     names = 'weight_decay', 'learning_rate', 'beta1', 'beta2', 'optimizer', 'muon_learning_rate'
     decay, rate, beta1, beta2, *others = (settings[name] for name in names)
-    return model.configure_optimizers(decay, rate, (beta1, beta2), device_type, *others,
-                                      settings.get('position_rate', 1.0))
+    return make_optimizers(model, decay, rate, (beta1, beta2), device_type, *others,
+                           settings.get('position_rate', 1.0))
 
 
 def step_times(models, settings, block_size, device):

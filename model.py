@@ -66,8 +66,7 @@ class GPTConfig(SimpleNamespace):
             vars(self)[name] = kind(value)
         need(self.dropout < 1, f'dropout must be in [0, 1), not {self.dropout}')
         need(self.gelu in ('exact', 'tanh'), f'gelu must be one of exact, tanh, not {self.gelu!r}')
-        need(self.n_embd % self.n_head == 0,
-             f'n_embd {self.n_embd} must be a multiple of n_head {self.n_head}')
+        need(self.n_embd % self.n_head == 0, f'n_embd {self.n_embd} is no multiple of n_head {self.n_head}')
         need(self.position in SCHEMES, f'position must be one of {", ".join(SCHEMES)}, not {self.position!r}')
         need(self.rope_scaling == 'none' or issubclass(SCHEMES[self.position], RoPE),
              f'rope_scaling extends RoPE only: it cannot be used with position {self.position!r}')
@@ -505,11 +504,6 @@ def t5_bucket(distance, num_buckets=32, max_distance=128, causal=True, begins=No
 # ------------------------------------------------------------------------------------------------------------
 # Attention
 
-def causal_mask(Tq, Tk, device):
-    """Added to the scores of the last Tq of Tk tokens, (Tq, Tk): 0, or -inf at keys after the query."""
-    return torch.full((Tq, Tk), -math.inf, device=device).triu_(Tk - Tq + 1)
-
-
 def attend_written_out(q, k, v, scale, mask, dropout=0.0, keep=None, values=None):
     """
     softmax(q k^T * scale + mask) v: (B, nh, Tq, hs). q: (B, nh, Tq, hs); k, v: (B, nh, Tk, hs); mask: (..,
@@ -568,7 +562,7 @@ class CausalSelfAttention(nn.Module):
         if position.by_content:
             mask = position.scores(q, k, distance, self.layer).add_(mask)               # door 3
         if self.config.flash and keep is None and not position.needs_weights:
-            is_causal = mask is None and self.config.causal and q.size(2) > 1
+            is_causal = True if mask is None and self.config.causal and q.size(2) > 1 else False  # no SymBool
             return attend(q, k, v, scale, mask, is_causal, dropout)
         values = None
         if position.needs_weights:
@@ -586,9 +580,6 @@ class Cache:
     def __init__(self, n_layer, batch_size):
         self.batch_size, self.length = batch_size, 0    # tokens read so far: GPT.forward counts them
         self.memory = [()] * n_layer                   # per layer keys and values, (B, nh, capacity, hs) each
-
-    def clear(self):
-        self.length = 0
 
     def extend(self, layer, k, v):
         """Puts k and v, (B, nh, T, hs), behind what the layer holds; returns all, (B, nh, length + T, hs)."""
@@ -686,9 +677,9 @@ class GPT(nn.Module):
         """
         T, past, scheme = idx.size(1), 0 if cache is None else cache.length, self.transformer.wpe
         need(past + T <= scheme.longest, f'the {self.config.position} position table ends at '
-             f'{scheme.longest} tokens (block_size), so it cannot read {past + T}')
+             f'{scheme.longest} tokens (block_size), so it cannot read more')
         need(cache is None or len(idx) == cache.batch_size,
-             f'the cache was made for a batch of {cache and cache.batch_size}, not {len(idx)}')
+             f'the cache was made for a batch of {cache and cache.batch_size}, and this is another')
         keys = torch.arange(past + T, device=idx.device) if positions is None else positions
         queries = keys[past:]
 
@@ -728,9 +719,8 @@ class GPT(nn.Module):
         for start in range(0, Tq, size):
             end = min(start + size, Tq)
             seen = Tk - Tq + end if causal else Tk
-            mask = torch.zeros(end - start, seen, device=keys.device)
-            if causal:
-                mask = causal_mask(end - start, seen, keys.device)
+            mask = torch.full((end - start, seen), -math.inf if causal else 0.0, device=keys.device)
+            mask = mask.triu_(seen - (end - start) + 1)         # -inf at keys after the query, 0 at others
             if bias is not None:
                 mask = mask + bias[:, :, start:end, :seen]      # in this order the sum lies row by row
             distance = queries[start:end, None] - keys[:seen] if scheme.by_content else None
@@ -744,23 +734,26 @@ class GPT(nn.Module):
         self(idx, keep=weights)
         return torch.stack(weights)
 
-    def configure_optimizers(self, *arguments, **options):
-        """The optimizers of a training run, in a list: see make_optimizers() in optim.py."""
-        return make_optimizers(self, *arguments, **options)
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        """nanoGPT's: one AdamW. A training run may have two optimizers: see make_optimizers() in optim.py."""
+        return make_optimizers(self, weight_decay, learning_rate, betas, device_type)[0]
 
-    # --------------------------------------------------------------------------------------------------------
-    # generation
+    def crop_block_size(self, block_size):
+        """nanoGPT's: a shorter block_size from here on. A table of positions loses its last rows."""
+        need(block_size <= self.config.block_size, f'block_size can only be cropped, not made {block_size}')
+        vars(self.config)['block_size'], scheme = block_size, self.transformer.wpe
+        if scheme.longest < math.inf:
+            scheme.weight, scheme.longest = nn.Parameter(scheme.weight.detach()[:block_size]), block_size
 
     def make_cache(self, batch_size):
         """An empty Cache for `batch_size` sequences. ValueError where nothing can be kept."""
         need(self.config.causal and self.transformer.wpe.cacheable,
-             'there is nothing to cache: each new token changes what this model makes of those before it, '
-             'since it is not causal or its positions stretch with the text')
+             'nothing can be cached: each new token changes what this model makes of those before it')
         return Cache(self.config.n_layer, batch_size)
 
     @torch.no_grad()
     def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, top_p=None, context=None,
-               generator=None, vocab_size=None):
+               generator=None, vocab_size=None, stop_token=None):
         """
         Yields max_new_tokens new tokens after idx, (B, T): (B, 1) each, as they are made. Call model.eval()
         before. ValueError for an empty idx and options out of range.
@@ -770,32 +763,36 @@ class GPT(nn.Module):
         context       the window, in tokens; None: block_size
         generator     a torch.Generator of its own, so that the same seed gives the same text
         vocab_size    the tokenizer's, where the model's is padded: ids from there on are never sampled
+        stop_token    an id that ends the text, as its last token; in a batch, when every row has had it
 
         When the text outgrows the window, the model reads afresh, from position 0, the last context // 2
-        tokens: each token is predicted from context // 2 to `context` tokens, exactly as if nothing had stood
-        before them, and is read about twice. (Dropping the oldest keys from the cache would be cheaper and
-        something else: the states kept have seen the dropped tokens.)
+        tokens: each token is predicted from context // 2 to `context` tokens, as if nothing had stood before.
+        (To drop the oldest keys from the cache would be cheaper, but the states kept have seen those tokens.)
         """
         context = self.config.block_size if context is None else context
         need(idx.size(1) > 0, 'there must be a token to begin with')
         need(context >= 1, f'context must be at least 1, or None for block_size, not {context}')
         need(max_new_tokens >= 0, f'max_new_tokens must be at least 0, not {max_new_tokens}')
         cache = self.make_cache(len(idx)) if self.transformer.wpe.cacheable else None
-        window = idx[:, -context:]
+        window, ended = idx[:, -context:], False
         for _ in range(max_new_tokens):
             if window.size(1) > context:
                 window = window[:, -max(context // 2, 1):]
                 if cache is not None:
-                    cache.clear()
+                    cache.length = 0
             unread = window if cache is None else window[:, cache.length:]
             with torch.inference_mode():
                 logits = self(unread, cache=cache)[0][:, -1, :vocab_size].float()
             token = choose(logits, temperature, top_k, top_p, generator)    # outside: a tensor as any other
-            window = torch.cat((window, token), dim=1)
+            window, ended = torch.cat((window, token), dim=1), ended | (token == stop_token)
             yield token
+            if torch.as_tensor(ended).all():
+                return
 
     def generate(self, idx, max_new_tokens, *options, **named_options):
-        """idx, (B, T), and the tokens of stream() behind it: (B, T + max_new_tokens)."""
+        """idx, (B, T), with stream()'s tokens behind it. Of a list of prompts, (T,) each, every one alone."""
+        if isinstance(idx, list):
+            return [self.generate(one[None], max_new_tokens, *options, **named_options)[0] for one in idx]
         return torch.cat([idx, *self.stream(idx, max_new_tokens, *options, **named_options)], dim=1)
 
 

@@ -4,6 +4,7 @@ Text from a trained run, streamed as it is made; or the same prompt through seve
     python sample.py --out_dir=out/rope --start="To be, or not to be"
     python sample.py out/learned out/rope out/alibi --start=FILE:prompt.txt --temperature=0
     python sample.py out/rope --rope_scaling=yarn --rope_factor=4 --context=512
+    python sample.py gpt2 --start="The answer is" --stop="."                # GPT-2, by transformers
 """
 import codecs
 import glob
@@ -16,9 +17,11 @@ from streams import Output, open_text
 
 # ------------------------------------------------------------------------------------------------------------
 out_dir: str = None             # the run; several can be named without a flag
+init_from = 'resume'            # nanoGPT's way to name GPT-2: gpt2, gpt2-medium, .. ('resume': out_dir)
 start = '\n'                    # the prompt; 'FILE:prompt.txt' reads it from a file
 num_samples: count = 1          # texts per run
 max_new_tokens = 500            # tokens per text
+stop: str = None                # ends a text where this has been made, such as '\n\n'
 temperature = 0.8               # 0: always the likeliest token; below 1 more cautious, above 1 wilder
 top_k: count | None = 200       # sample from the k likeliest tokens only; None: from all
 top_p: float = None             # sample from the fewest tokens that hold this probability; None: from all
@@ -33,8 +36,9 @@ dtype: str = None               # float32, bfloat16 or float16; None: bfloat16 o
 compile = False                 # torch.compile the model: slow to start
 # ------------------------------------------------------------------------------------------------------------
 settings, given, runs = configure(globals(), __file__, arguments_are='runs')
-runs = runs + ([out_dir] if out_dir else [])
+runs = runs + ([out_dir] if out_dir else []) + ([init_from] if init_from != 'resume' else [])
 
+stop = stop and stop.replace('\\n', '\n')         # shells hand it on as two characters
 if 0 < temperature < 1e-3:
     fail(f'temperature must be 0, for the likeliest token, or at least 0.001, not {temperature}')
 if top_p is not None and not 0 < top_p <= 1:
@@ -55,10 +59,11 @@ if not start:
 
 import torch                    # after configure(), so that --help and mistakes in flags answer at once
 
-from checkpoints import checkpoint_path, load_checkpoint, make_model
+from checkpoints import make_model
 from dataset import GPT2_VOCABULARY, Dataset, data_folder, make_tokenizer
 from machine import autocast, pick_device
 from model import Cache
+from pretrained import load_start
 
 if dataset:
     data_folder(dataset)        # does it exist?
@@ -91,8 +96,7 @@ def tokenizer_of(checkpoint):
 
 def load(run):
     """A run's model, tokenizer, the prompt in tokens, (1, T), and what it reached, in words."""
-    path = checkpoint_path(run)
-    checkpoint = load_checkpoint(path)
+    checkpoint, path = load_start(run)
     model = make_model(checkpoint, path, **changes).to(device).eval()
     longest = model.transformer.wpe.longest
     if context is not None and context > longest:
@@ -133,10 +137,14 @@ for run, model, tokenizer, prompt, reached in loaded:
         model.forward = torch.compile(model.forward, dynamic=True)
     generator = torch.Generator(device).manual_seed(seed)       # of all samples: no other seed repeats one
     for _ in range(num_samples):
-        decoder = codecs.getincrementaldecoder('utf-8')(errors='replace')   # a token may be half a letter
+        decoder, made = codecs.getincrementaldecoder('utf-8')(errors='replace'), ''     # of half letters
         write(tokenizer.decode(prompt[0]))
         with forward_context:
             for token in model.stream(prompt, max_new_tokens, temperature, top_k, top_p, context, generator,
                                       tokenizer.vocab_size):
-                write(decoder.decode(tokenizer.decode_bytes([token.item()])))
+                piece = decoder.decode(tokenizer.decode_bytes([token.item()]))
+                write(piece)
+                made = (made + piece)[-len(stop or '') - len(piece):]
+                if stop and stop in made:
+                    break
         write(decoder.decode(b'', final=True) + '\n' + '-' * 15 + '\n')

@@ -13,6 +13,7 @@ from configurator import fail
 from dataset import name_of_data
 from machine import lock, rank_and_world_size
 from model import GPTConfig
+from pretrained import is_gpt2, load_start
 from runs import COLUMNS, FILES, check_free, checked, need_folder
 
 # What None stands for: on a GPU nanoGPT's baby GPT; elsewhere what gives its best in three minutes on two
@@ -60,13 +61,15 @@ def settle(settings, given, device):
             fail(f'the data that {settings["out_dir"]} was run on are not in the data set {name}, but in '
                  f'{found}; add --dataset={found}')
     elif settings['init_from'] != 'scratch':
-        path = checkpoint_path(settings['init_from'])
-        if not os.path.exists(path):
-            fail("init_from must be 'scratch', 'resume' or the folder of a trained run; there is no "
-                 f'{path} for {settings["init_from"]!r}')
-        source = load_checkpoint(path)
+        name = settings['init_from']
+        if not os.path.exists(checkpoint_path(name)) and not is_gpt2(name):
+            fail("init_from must be 'scratch', 'resume', the folder of a trained run, or GPT-2 (gpt2, "
+                 f'gpt2-medium, .. or a folder of it); there is no {checkpoint_path(name)} for {name!r}')
+        source, path = load_start(name)
         inherited = {name: value for name, value in source['model_args'].items() if name in settings}
-        trained_length = source['model_args']['rope_original_length'] or inherited['block_size']
+        if given.get('position', inherited['position']) != inherited['position']:     # its options go with it
+            inherited.update(rope_scaling='none', rope_factor=1.0, rope_original_length=None)
+        trained_length = inherited['rope_original_length'] or inherited['block_size']
         if 'rope_scaling' in given:
             inherited['rope_original_length'] = trained_length
         if 'rope_factor' in given:

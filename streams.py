@@ -12,7 +12,7 @@ import stat
 import sys
 
 CONTROLS = re.compile('[^\n\t -~\xa0-\U0010ffff]|[\u202a-\u202e\u2066-\u2069]')     # those of direction, too
-CUT = re.compile(r'.*(?:(?<=\S)(?=[ \n])|(?<=[^\W_])(?=[!-/:-@[-`{-~、。，：；！？]))', re.DOTALL)
+CUT = re.compile(r'.*(?:(?<=\S)(?=[ \n])|(?<=[^\W_])(?=[!-/:-@[-`{}~、。，：；！？]))', re.DOTALL)
 LONGEST_WORD = 2 ** 22          # characters; of more in one piece tiktoken may take forever, or die
 
 

@@ -77,6 +77,7 @@ from machine import (StopRequest, autocast, choose_kernels, connect, end_with_st
                      rank_and_world_size, say, sum_over_processes, wait_for_all)
 from measure import (compiled_or_not, keep_on_device, read_windows, sum_of_losses, training_step, utilisation,
                      window_starts)
+from optim import make_optimizers
 from runs import Run
 from settle import check_data, check_place, settle
 
@@ -136,8 +137,8 @@ torch.manual_seed(seed)
 choose_kernels(device, deterministic)
 model_args = {**start.model_args, 'vocab_size': data.vocab_size}
 raw_model = make_model(start.source, start.source_path, **model_args).to(device)
-optimizers = raw_model.configure_optimizers(weight_decay, learning_rate, (beta1, beta2), device.type,
-                                            optimizer, muon_learning_rate, position_rate)
+optimizers = make_optimizers(raw_model, weight_decay, learning_rate, (beta1, beta2), device.type, optimizer,
+                             muon_learning_rate, position_rate)
 scaler = torch.amp.GradScaler(device.type, enabled=dtype == 'float16')     # its small gradients would vanish
 run = Run(settings, model_args, data, raw_model, optimizers, scaler, batch_generator)
 if start.resuming:

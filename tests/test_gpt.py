@@ -7,7 +7,7 @@ import torch
 
 from conftest import SCHEMES, SIZES, all_logits, random_tokens, small_model
 from model import SCHEMES as POSITIONS, GPT, GPTConfig
-from optim import Muon, orthogonalise
+from optim import Muon, make_optimizers, orthogonalise
 from runs import make_model
 
 EVERY_SCHEME = pytest.mark.parametrize('name', SCHEMES)
@@ -192,7 +192,7 @@ def test_fixed_tables_are_neither_in_the_checkpoint_nor_in_the_optimizer(name):
     model = small_model(name)
     assert not any('wpe' in key for key in model.state_dict())
     assert list(model.transformer.wpe.parameters()) == list(model.transformer.wpe.buffers()) == []
-    optimizers = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cpu')
+    optimizers = make_optimizers(model, 0.1, 1e-3, (0.9, 0.99), 'cpu')
     trained = sum(parameter.numel() for group in optimizers[0].param_groups for parameter in group['params'])
     assert len(optimizers) == 1 and trained == model.get_num_params(non_embedding=False) == model.get_num_params()
 
@@ -204,7 +204,7 @@ def test_fixed_tables_are_neither_in_the_checkpoint_nor_in_the_optimizer(name):
 @EVERY_SCHEME
 def test_every_parameter_is_trained_once_and_only_matrices_decay(name, optimizer):
     model = small_model(name)
-    optimizers = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cpu', optimizer)
+    optimizers = make_optimizers(model, 0.1, 1e-3, (0.9, 0.99), 'cpu', optimizer)
     groups = [group for each in optimizers for group in each.param_groups]
     held = [id(parameter) for group in groups for parameter in group['params']]
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
@@ -220,7 +220,7 @@ def test_position_rate_is_for_the_schemes_own_parameters_alone(name):
     for rate in (1.0, 10.0):
         model = small_model(name)
         before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
-        (optimizer,) = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cpu', position_rate=rate)
+        (optimizer,) = make_optimizers(model, 0.1, 1e-3, (0.9, 0.99), 'cpu', position_rate=rate)
         for group in optimizer.param_groups:
             assert group['lr'] == 1e-3 * group['rate']
             for parameter in group['params']:
@@ -237,7 +237,7 @@ def test_position_rate_is_for_the_schemes_own_parameters_alone(name):
 @EVERY_SCHEME
 def test_muon_takes_the_blocks_matrices_and_nothing_else(name):
     model = small_model(name)
-    adamw, muon = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cpu', 'muon', muon_learning_rate=0.03)
+    adamw, muon = make_optimizers(model, 0.1, 1e-3, (0.9, 0.99), 'cpu', 'muon', muon_learning_rate=0.03)
     names = {id(parameter): key for key, parameter in model.named_parameters()}
     assert {names[id(parameter)] for group in muon.param_groups for parameter in group['params']} == {
         f'transformer.h.{layer}.{part}.weight' for layer in range(2)
@@ -308,7 +308,7 @@ def test_muon_resumes_from_its_state():
 @EVERY_SCHEME
 def test_a_few_steps_lower_the_loss(name, optimizer):
     model, idx = small_model(name).train(), random_tokens(4, 32)
-    optimizers = model.configure_optimizers(0.1, 1e-2, (0.9, 0.99), 'cpu', optimizer)
+    optimizers = make_optimizers(model, 0.1, 1e-2, (0.9, 0.99), 'cpu', optimizer)
     losses = []
     for _ in range(12):
         loss = model(idx, idx.roll(-1, dims=1))[1]

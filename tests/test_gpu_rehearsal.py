@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conftest import SCALINGS, SCHEMES, SIZES
 from measure import training_step
 from model import GPT, GPTConfig
+from optim import make_optimizers
 
 EVERY = {**SCHEMES, **SCALINGS}
 WAITING = ('_local_scalar_dense', 'nonzero', 'masked_select', 'equal', 'is_nonzero')       # operations that wait for the device
@@ -145,7 +146,7 @@ def test_a_schemes_tables_move_along_and_are_not_rounded(name, dtype, fake):
 @pytest.mark.parametrize('name', SCHEMES)
 def test_a_training_step_stays_on_the_device(name, optimizer, fake):
     model = make(name)
-    optimizers = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cuda', optimizer)
+    optimizers = make_optimizers(model, 0.1, 1e-3, (0.9, 0.99), 'cuda', optimizer)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     for _ in range(2):                                                      # the first one makes the optimizers' states
@@ -164,7 +165,7 @@ def test_a_whole_step_of_training_never_waits(optimizer, fake, monkeypatch):
     model = make('rope')
     monkeypatch.setattr(torch.Tensor, 'backward', lambda loss: [setattr(parameter, 'grad', torch.zeros_like(parameter))
                                                                 for parameter in model.parameters()])
-    optimizers = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cuda', optimizer)
+    optimizers = make_optimizers(model, 0.1, 1e-3, (0.9, 0.99), 'cuda', optimizer)
     for _ in range(2):
         with Watcher() as watcher:
             loss, norm = training_step(model, optimizers, [(tokens(B, T), tokens(B, T))] * 2, contextlib.nullcontext(), 1.0)

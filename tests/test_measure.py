@@ -18,6 +18,7 @@ from harness import HERE, ROOT
 from measure import (answer_accuracy, fingerprint, keep_on_device, losses_at_length, peak_flops, read_windows, sum_of_losses, sweep_plan,
                      token_losses, training_step, utilisation, window_starts)
 from model import GPT, SCHEMES, GPTConfig, rotate, t5_bucket, waves
+from optim import make_optimizers
 from settle import FITS
 
 CPU = torch.device('cpu')
@@ -40,7 +41,7 @@ def text(n_tokens, vocab_size=17):
 def test_where_one_gradient_overflows_no_optimizer_steps(name, value):
     """float16's scaler looks at each optimizer's gradients; clipping spreads an overflow in one of them over all."""
     model = small_model('learned').train()
-    optimizers = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cpu', 'muon')
+    optimizers = make_optimizers(model, 0.1, 1e-3, (0.9, 0.99), 'cpu', 'muon')
     scaler, tokens = torch.amp.GradScaler('cpu', init_scale=1024.0), random_tokens(2, 8)
     step = lambda: training_step(model, optimizers, [(tokens, tokens)], FLOAT32, 1.0, scaler)       # noqa: E731
     step()
@@ -59,7 +60,7 @@ def test_a_scaler_changes_no_step():
     ends = []
     for scaler in (torch.amp.GradScaler(enabled=False), torch.amp.GradScaler('cpu', init_scale=1024.0)):
         model = small_model('learned').train()
-        optimizers, tokens = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), 'cpu', 'muon'), random_tokens(2, 8)
+        optimizers, tokens = make_optimizers(model, 0.1, 1e-3, (0.9, 0.99), 'cpu', 'muon'), random_tokens(2, 8)
         for _ in range(3):
             training_step(model, optimizers, [(tokens, tokens)], FLOAT32, 1.0, scaler)
         ends.append(model.state_dict())
