@@ -225,7 +225,8 @@ def fit_positions(weights, before, config, path):
 
     before: the model_args of the checkpoint
     """
-    own, position, scheme = 'transformer.wpe.', before['position'], SCHEMES[config.position](config)
+    own, scheme = 'transformer.wpe.', SCHEMES[config.position](config)
+    position = before.get('position', 'learned')        # nanoGPT's do not say
     names = [name for name in weights if name.startswith(own)]
     if config.position != position:
         dropped = sum(weights.pop(name).numel() for name in names)

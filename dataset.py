@@ -315,8 +315,8 @@ def is_count(value):
 def check_whose(folder):
     """One line if a folder without meta.json is one of nanoGPT's."""
     if any(os.path.exists(os.path.join(folder, name)) for name in ('train.bin', 'val.bin', 'meta.pkl')):
-        fail(f'{folder} is a data folder of nanoGPT\'s; `python data/import_nanogpt.py {folder}` makes the '
-             'meta.json that it lacks')
+        fail(f"{folder} lacks a meta.json; if it is a data folder of nanoGPT's, `python "
+             f'data/import_nanogpt.py {folder}` makes one; else run its prepare.py again')
 
 
 def read_meta(folder, files):

@@ -748,7 +748,7 @@ class GPT(nn.Module):
     def make_cache(self, batch_size):
         """An empty Cache for `batch_size` sequences. ValueError where nothing can be kept."""
         need(self.config.causal and self.transformer.wpe.cacheable,
-             'nothing can be cached: each new token changes what this model makes of those before it')
+             'nothing can be cached: not causal, or its positions stretch: a new token changes earlier ones')
         return Cache(self.config.n_layer, batch_size)
 
     @torch.no_grad()
@@ -786,7 +786,7 @@ class GPT(nn.Module):
             token = choose(logits, temperature, top_k, top_p, generator)    # outside: a tensor as any other
             window, ended = torch.cat((window, token), dim=1), ended | (token == stop_token)
             yield token
-            if torch.as_tensor(ended).all():
+            if stop_token is not None and ended.all():
                 return
 
     def generate(self, idx, max_new_tokens, *options, **named_options):

@@ -76,7 +76,7 @@ def main():
         tokenizer = CharTokenizer(characters_of(pickled)) if os.path.lexists(pickled) else BPETokenizer()
     except ValueError as error:
         fail(error)
-    counts, hashes = {}, {name: hashlib.sha256() for name in ('text', 'train.bin', 'val.bin')}
+    most, counts, hashes = 0, {}, {name: hashlib.sha256() for name in ('text', 'train.bin', 'val.bin')}
     for name in ('train.bin', 'val.bin'):
         file = os.path.join(folder, name)
         try:
@@ -93,7 +93,10 @@ def main():
                      + '; prepare the text anew by data/text/prepare.py')
             hashes[name].update(ids.tobytes())
             hashes['text'].update(tokenizer.decode_bytes(ids))
-        counts[name] = len(tokens)
+        counts[name], most = len(tokens), max(most, tokens.max())
+    if most < 256 and not os.path.exists(pickled):      # GPT-2's first 256 are single bytes
+        fail(f"{folder} has no id above {most}, so its tokens are not GPT-2's; bring its meta.pkl, or run "
+             'its prepare.py again')
     meta = dict(tokenizer=tokenizer.to_dict(), vocab_size=tokenizer.vocab_size,
                 train_tokens=counts['train.bin'], val_tokens=counts['val.bin'],
                 source=f'{os.path.basename(os.path.abspath(folder))}, by nanoGPT',

@@ -23,6 +23,7 @@ keep() {        # keep FOLDER: copies what is to be kept of its runs and tables
     for file in "$out/$1"/*.{md,csv,png}; do
         [ -e "$file" ] && cp "$file" "results/$1/"
     done
+    find "results/$1" -name '*.csv' -o -name '*.md' -o -name config.json | xargs sed -i "s|$out/|out/results/|g"
 }
 
 train() {       # train FOLDER ARGUMENTS: trains a run in the folder, unless it is finished

@@ -43,6 +43,8 @@ TRAIN = [
     # an impossible model
     ('--position=RoPE', 'position', 'none, learned, sinusoidal, shaw, rope, alibi, t5, tupe', "'RoPE'"),
     ('--n_head=3', 'n_embd 16', 'multiple of n_head 3'),
+    ('--position_rate=0', 'position_rate must be above 0'), ('--cpu_rate=0', 'cpu_rate must be above 0'),
+    ('--position_rate=-1', 'position_rate', 'at least 0'), ('--init_from=nothing', "no nothing/ckpt.pt for 'nothing'", 'gpt2-medium'),
     ('--position=rope --n_embd=6', 'head size', 'even', '3'),
     ('--position=rope --rope_base=1', 'rope_base', 'above 1'),
     ('--position=rope --rope_factor=4', 'rope_factor', 'no effect', 'yarn'),
@@ -60,7 +62,7 @@ TRAIN = [
     ('--dataset=./config', 'not there yet', 'data/text/prepare.py --input=FILE --folder=./config'),
     ('--dataset=/none/such', 'no data set', 'check the path'),
     ('--dataset=unprepared', 'not there yet', 'python data/unprepared/prepare.py'),
-    ('--dataset=nanogpt', 'no meta.json', 'nanoGPT', 'data/text/prepare.py'),      # a folder with nanoGPT's files
+    ('--dataset=nanogpt', 'nanoGPT', 'python data/import_nanogpt.py'),      # a folder with nanoGPT's files
     ('--dataset=truncated', 'train.bin', 'bytes', 'prepare.py'),
     ('--dataset=foreign', 'train.bin', 'another tokenizer', 'prepare.py'),
     ('--block_size=4000', 'val part of tiny', '3001 tokens', 'block_size'),
@@ -74,7 +76,7 @@ TRAIN = [
     ('--init_from=resume --out_dir=out/no_optimizer', 'last.pt is damaged', 'start the run again'),
     ('--init_from=resume --out_dir=out/rope --position=alibi', "position='rope'", 'another --out_dir'),
     ('--init_from=resume --out_dir=out/rope --position=rope --max_iters=1', 'has done 2 steps', 'larger --max_iters'),
-    ('--init_from=gpt2', "'gpt2'", "'scratch', 'resume' or the folder"),
+    ('--init_from=gpt3', "'gpt3'", "'scratch', 'resume', the folder"),
     ('--init_from=damaged/empty.pt', 'empty.pt', 'damaged', 'another copy'),
     ('--init_from=out/rope --dataset=other', 'another tokenizer', 'the data set that it was trained on'),
     ('--init_from=out/rope --n_layer=2', 'ckpt.pt', 'do not fit', 'leave out'),
@@ -147,6 +149,7 @@ COMPARE = [
     ('out/rope out/deep', 'n_layer 1 against 2', 'differ only in'),
     ('out/rope out/other', 'data tiny against other', 'differ only in'),
     ('out/rope --n_layer=2', '--n_layer', 'leave it out'),
+    ('--retrain --keep', '--retrain', 'leave out --keep'), ('out/rope --retrain', '--retrain', 'leave out it'),
     ('out/rope --sweep_tokens=8', 'sweep_tokens', 'windows of 16', 'raise'),
     ('out/unfinished', 'not finished', '--init_from=resume'),
     ('out/bad_log', 'log.csv is damaged', 'resume the run'),

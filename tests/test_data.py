@@ -392,7 +392,7 @@ def test_a_folder_of_nanogpts_is_told_as_such(tmp_path, monkeypatch, capsys, fil
     (tmp_path / 'data').mkdir(exist_ok=True)
     name = 'nanodata' if place == 'data' else str(tmp_path / place / 'nanodata')
     for use in (lambda: dataset.prepare_if_missing(name), lambda: Dataset(dataset.data_folder(name))):
-        assert_fails(capsys, use, "nanodata is a data folder of nanoGPT's", 'python data/import_nanogpt.py')
+        assert_fails(capsys, use, 'nanodata lacks a meta.json', "nanoGPT's", 'python data/import_nanogpt.py', 'prepare.py again')
     assert not os.path.exists('attacked')
 
 

@@ -159,6 +159,13 @@ def test_a_folder_without_meta_is_gpt2s(tmp_path):
     assert data.meta['tokenizer'] == {'kind': 'gpt2'} and data.tokenizer.decode(data.tokens('train')) == TEXT
 
 
+def test_a_folder_of_characters_without_its_meta_is_not_taken_for_gpt2s(tmp_path):
+    folder = nanogpts(str(tmp_path / 'chars'), TEXT)
+    os.remove(os.path.join(folder, 'meta.pkl'))
+    assert_refused(imported(folder), "are not GPT-2's", 'meta.pkl')
+    assert sorted(os.listdir(folder)) == ['train.bin', 'val.bin']
+
+
 class Attack:
     def __reduce__(self):
         return os.system, ('touch attacked',)
