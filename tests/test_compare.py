@@ -248,6 +248,10 @@ def test_schemes_are_trained_by_their_config_files(project, tmp_path, monkeypatc
     assert plan(asked={'learning_rate': 0.001})['learning_rate'] == 0.001               # what is asked for comes first
     assert (plan(False)['position_rate'], plan(False)['learning_rate']) == (1.0, 0.003)     # as published
     assert compare.planned_run('none', 1, 'out/none', {}, torch.device('cpu')).settings['position_rate'] == 1.0
+    write(str(tmp_path / 't5.py'), "position = 't5'\ncpu_rate = 2.0\n")       # times the rates that are left open, and no others
+    assert (plan()['learning_rate'], plan()['muon_learning_rate'], plan()['min_lr']) == (0.006, 0.04, 0.0)
+    asked = plan(asked={'learning_rate': 0.001})
+    assert (asked['learning_rate'], asked['muon_learning_rate']) == (0.001, 0.04)
 
 
 def test_own_settings_are_said():
