@@ -65,7 +65,7 @@ def run_trials(trials, machine):
     asked = {**common, 'max_iters': max_iters, 'device': device}
     runs = [planned_run(scheme, seed, os.path.join(out_dir, f'{scheme}-{number}'), {**asked, **settings},
                         machine, by_config=False) for scheme, number, settings in trials]
-    missing = [(run, steps) for run in runs if (steps := steps_done(run)) is not None]
+    missing = [(run, steps) for run in runs if (steps := steps_done(run, retrain=True)) is not None]
     with tqdm(total=sum(max_iters - steps for _, steps in missing), unit='step', disable=None) as bar:
         train_missing(missing, jobs, bar)
     rows = []
