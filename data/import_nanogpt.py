@@ -65,6 +65,17 @@ def characters_of(path):
     return ''.join(characters)
 
 
+def open_tokens(path):
+    """The ids in a .bin file, as an array on disk. One line if there are too few, or none."""
+    try:
+        tokens = np.memmap(path, dtype='<u2', mode='r')
+    except (OSError, ValueError) as error:              # none, empty, or of half a token
+        fail(f"{path} cannot be read ({error}); name a data folder of nanoGPT's")
+    if len(tokens) < FEWEST_TOKENS:
+        fail(f'{path} has {len(tokens)} tokens and needs {FEWEST_TOKENS}; prepare a longer text')
+    return tokens
+
+
 def main():
     if len(folders) != 1:
         fail('which folder? name one, as in: python data/import_nanogpt.py ../nanoGPT/data/shakespeare_char')
@@ -72,31 +83,25 @@ def main():
     path, pickled = os.path.join(folder, 'meta.json'), os.path.join(folder, 'meta.pkl')
     if os.path.lexists(path):
         fail(f'{path} is there already, so it is a data set: --dataset={folder}')
-    try:
-        tokenizer = CharTokenizer(characters_of(pickled)) if os.path.lexists(pickled) else BPETokenizer()
-    except ValueError as error:
-        fail(error)
-    most, counts, hashes = 0, {}, {name: hashlib.sha256() for name in ('text', 'train.bin', 'val.bin')}
-    for name in ('train.bin', 'val.bin'):
-        file = os.path.join(folder, name)
-        try:
-            tokens = np.memmap(file, dtype='<u2', mode='r')
-        except (OSError, ValueError) as error:          # none, empty, or of half a token
-            fail(f'{file} cannot be read ({error}); name a data folder of nanoGPT\'s')
-        if len(tokens) < FEWEST_TOKENS:
-            fail(f'{file} has {len(tokens)} tokens and needs {FEWEST_TOKENS}; prepare a longer text')
-        for begin in range(0, len(tokens), PIECE):
-            ids = tokens[begin:begin + PIECE]
-            if ids.max() >= tokenizer.vocab_size:
-                fail(f'{file} has the id {ids.max()}, beyond the {tokenizer.vocab_size:,} tokens of '
-                     + ('its meta.pkl' if os.path.exists(pickled) else 'GPT-2, and it has no meta.pkl')
-                     + '; prepare the text anew by data/text/prepare.py')
-            hashes[name].update(ids.tobytes())
-            hashes['text'].update(tokenizer.decode_bytes(ids))
-        counts[name], most = len(tokens), max(most, tokens.max())
-    if most < 256 and not os.path.exists(pickled):      # GPT-2's first 256 are single bytes
+    tokens = {name: open_tokens(os.path.join(folder, name)) for name in ('train.bin', 'val.bin')}
+    most, has_meta = max(ids.max() for ids in tokens.values()), os.path.lexists(pickled)
+    if not has_meta and most < 256:                     # GPT-2's first 256 are single bytes
         fail(f"{folder} has no id above {most}, so its tokens are not GPT-2's; bring its meta.pkl, or run "
              'its prepare.py again')
+    try:
+        tokenizer = CharTokenizer(characters_of(pickled)) if has_meta else BPETokenizer()
+    except ValueError as error:
+        fail(error)
+    if most >= tokenizer.vocab_size:
+        fail(f'{folder} has the id {most}, beyond the {tokenizer.vocab_size:,} tokens of '
+             + ('its meta.pkl' if has_meta else 'GPT-2, and no meta.pkl')
+             + '; prepare the text anew by data/text/prepare.py')
+    counts, hashes = {}, {name: hashlib.sha256() for name in ('text', *tokens)}
+    for name, ids in tokens.items():
+        counts[name] = len(ids)
+        for begin in range(0, len(ids), PIECE):
+            hashes[name].update(ids[begin:begin + PIECE].tobytes())
+            hashes['text'].update(tokenizer.decode_bytes(ids[begin:begin + PIECE]))
     meta = dict(tokenizer=tokenizer.to_dict(), vocab_size=tokenizer.vocab_size,
                 train_tokens=counts['train.bin'], val_tokens=counts['val.bin'],
                 source=f'{os.path.basename(os.path.abspath(folder))}, by nanoGPT',
