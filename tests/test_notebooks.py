@@ -83,7 +83,7 @@ def test_row_names_a_notebook_that_treats_it_and_a_verdict(number):
     assert len(rows) == 1 and len(rows[0]) == 4, rows
     _, claim, notebooks, verdict = rows[0]
     assert claim
-    assert re.match('answer: .' if number.startswith('Q') else r'holds\b|corrected: .', verdict), verdict
+    assert re.match('answer: .' if number.startswith('Q') else r'holds\b|corrected: .|cited: .', verdict), verdict
     named = re.findall(r'\]\(([^)]+)\)', notebooks)
     assert named and not set(named) - set(NOTEBOOKS), f'{notebooks} does not exist'
     mention = rf'\b{number}\b' if number.startswith('Q') else rf'[Cc]laims?\b[^.\n]*\b{number}\b'
