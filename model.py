@@ -625,8 +625,7 @@ class Block(nn.Module):
 
     def forward(self, x, *shared):
         x = x + self.attn(self.ln_1(x), *shared)
-        x = x + self.mlp(self.ln_2(x))
-        return x
+        return x + self.mlp(self.ln_2(x))
 
 
 class GPT(nn.Module):
@@ -716,8 +715,8 @@ class GPT(nn.Module):
         if by_kernel and bias is None and not scheme.by_content:
             return [(slice(None), Tk, None, None)]
         blocks, size = [], 128 if keys.device.type == 'cpu' and keep is None else Tq
-        for start in range(0, Tq, size):
-            end = min(start + size, Tq)
+        for number in range(-(-Tq // size)):            # what a compiled model is bound to, rather than to Tq
+            start, end = number * size, min((number + 1) * size, Tq)
             seen = Tk - Tq + end if causal else Tk
             mask = torch.full((end - start, seen), -math.inf if causal else 0.0, device=keys.device)
             mask = mask.triu_(seen - (end - start) + 1)         # -inf at keys after the query, 0 at others
@@ -740,10 +739,11 @@ class GPT(nn.Module):
 
     def crop_block_size(self, block_size):
         """nanoGPT's: a shorter block_size from here on. A table of positions loses its last rows."""
-        need(block_size <= self.config.block_size, f'block_size can only be cropped, not made {block_size}')
-        vars(self.config)['block_size'], scheme = block_size, self.transformer.wpe
+        need(0 < block_size <= self.config.block_size, f'block_size can only be cropped, not be {block_size}')
+        scheme, config = self.transformer.wpe, vars(self.config)
+        config.update(block_size=block_size, rope_original_length=getattr(scheme, 'original_length', None))
         if scheme.longest < math.inf:
-            scheme.weight, scheme.longest = nn.Parameter(scheme.weight.detach()[:block_size]), block_size
+            scheme.weight, scheme.longest = nn.Parameter(scheme.weight.data[:block_size].clone()), block_size
 
     def make_cache(self, batch_size):
         """An empty Cache for `batch_size` sequences. ValueError where nothing can be kept."""

@@ -39,7 +39,7 @@ class PlainUnpickler(pickle.Unpickler):
 def plain(content):
     """What a pickle of dictionaries, text and numbers holds. An error, of many kinds, if it is another."""
     for code, argument, _ in pickletools.genops(content):
-        if code.name.endswith('BINPUT') and argument > len(content):    # would make room for so many
+        if code.name.endswith('PUT') and argument > len(content):    # would make room for so many
             raise pickle.UnpicklingError('it numbers more than it holds')
     return PlainUnpickler(io.BytesIO(content)).load()
 
